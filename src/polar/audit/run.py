@@ -1,0 +1,120 @@
+"""Proves a whole run from its ledger and its capture file."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polar.audit.session import audit_session
+from polar.errors import StoreError
+from polar.specs import Accounting, Finding, SessionResult
+from polar.store.capture import CaptureReader, StoredSession
+from polar.store.captured import captured
+from polar.store.ledger import LedgerReader, LedgerSession
+from polar.tokens.rendering import Renderer
+from polar.trajectory.builders import Captured
+
+
+@dataclass(frozen=True)
+class SessionAudit:
+    """What was found out about one session. `accounting` and `traces` are the ledger's, which the findings confirm or deny."""
+
+    session_id: str
+    calls: int = 0
+    nodes: int = 0
+    messages: int = 0
+    traces: int = 0
+    accounting: Accounting = field(default_factory=Accounting)
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """What was found out about a run.
+
+    Attributes:
+        sessions: those of the capture file in the order of opening, then those that only the ledger knows.
+        unfinished: sessions among them that have no result yet; their tokens are in no accounting.
+        had_renderer: the claims that need the model's tokenizer were checked.
+    """
+
+    sessions: tuple[SessionAudit, ...]
+    unfinished: int
+    had_renderer: bool
+
+    @property
+    def accounting(self) -> Accounting:
+        return sum((session.accounting for session in self.sessions), Accounting())
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for session in self.sessions for finding in session.findings)
+
+    def count(self, of: Callable[[SessionAudit], int]) -> int:
+        """Sum of something over the sessions."""
+        return sum(of(session) for session in self.sessions)
+
+
+def audit_run(
+    ledger: Path, capture: Path, renderer: Renderer | None = None, seen: Callable[[SessionAudit], None] = lambda _: None
+) -> RunAudit:
+    """Prove every session of a run; `seen` is called after each.
+
+    Raises:
+        StoreError: one of the files cannot be opened. (What cannot be read of a session is a finding.)
+    """
+    known = _ledger_sessions(ledger)
+    with closing(CaptureReader.open(capture)) as reader:
+        audits: list[SessionAudit] = []
+        stored = {session.session_id: session for session in reader.sessions()}
+        for session_id in [*stored, *(known.keys() - stored.keys())]:
+            audits.append(_audit_one(session_id, known.get(session_id), stored.get(session_id), reader, renderer))
+            seen(audits[-1])
+    return RunAudit(tuple(audits), sum(session.result is None for session in known.values()), renderer is not None)
+
+
+def _ledger_sessions(path: Path) -> dict[str, LedgerSession]:
+    with closing(LedgerReader.open(path)) as reader:
+        return {session.session_id: session for session in reader.sessions()}
+
+
+def _audit_one(
+    session_id: str, known: LedgerSession | None, stored: StoredSession | None, reader: CaptureReader, renderer: Renderer | None
+) -> SessionAudit:
+    result = known.result if known else None
+    if stored is None:
+        return SessionAudit(session_id, findings=(Finding("ledger", "the ledger knows it, the capture file does not"),))
+    try:
+        records = captured(reader, session_id)
+    except StoreError as error:
+        return SessionAudit(session_id, findings=(Finding("unreadable", str(error)),))
+    findings = [*_compare(known, stored, records), *audit_session(records, result, renderer)]
+    return SessionAudit(
+        session_id=session_id,
+        calls=len(records.calls),
+        nodes=len(records.nodes),
+        messages=len(records.messages),
+        traces=result.traces if result else 0,
+        accounting=result.accounting if result else Accounting(),
+        findings=tuple(findings),
+    )
+
+
+def _compare(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Iterator[Finding]:
+    """`ledger`, `frozen`: what the two files say of one session goes together."""
+    if known is None:
+        # A run that is killed between opening a session and noting it leaves one that nobody ever used.
+        if records.calls:
+            yield Finding("ledger", f"{len(records.calls)} calls are stored of a session that the ledger does not know")
+        return
+    if stored.task_id != known.task_id:
+        yield Finding("ledger", f"it is of task {known.task_id} in the ledger, of {stored.task_id} in the capture file")
+    if known.result is not None:
+        yield from _compare_result(known.result, known, stored)
+
+
+def _compare_result(result: SessionResult, known: LedgerSession, stored: StoredSession) -> Iterator[Finding]:
+    if not stored.frozen:
+        yield Finding("frozen", "it is finished, and still open to calls")
+    if (result.session_id, result.task_id, result.sample) != (known.session_id, known.task_id, known.sample):
+        yield Finding("ledger", f"its result is that of session {result.session_id}, sample {result.sample} of {result.task_id}")

@@ -1,0 +1,155 @@
+"""What is checked of the traces that the builders make of a session: an obvious recount, token by token."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import numpy as np
+
+from polar.audit.calls import sampled_calls
+from polar.audit.ground import Ground, Numbers, begins_with
+from polar.errors import CaptureError
+from polar.specs import Accounting, BuilderName, ExcludedReason, Finding, SessionResult, Trace, Trajectory
+from polar.tokens.records import Call
+from polar.trajectory.builders import Captured, build
+
+EVERY_BUILDER: tuple[BuilderName, ...] = get_args(BuilderName)
+RESULT_BUILDER: BuilderName = "prefix_merging"  # what a session's result counts
+ROUNDING = 1e-9  # of weights: a sum of a few float64 fractions
+
+
+def check_traces(captured: Captured, ground: Ground, result: SessionResult | None) -> Iterator[Finding]:
+    """Every claim about traces, for every builder, and the session's result against the recount."""
+    reward = result.reward if result else None
+    counted = recount(captured.calls, ground, reward)
+    for builder in EVERY_BUILDER:
+        try:
+            trajectory = build(captured, builder=builder, status=result.status if result else "completed", reward=reward)
+        except CaptureError as error:
+            yield Finding("build", f"{builder}: {error}")
+            continue
+        yield from _check_trajectory(trajectory, captured.calls, ground, reward, counted)
+        if result is not None and builder == RESULT_BUILDER and result.traces != len(trajectory.traces):
+            yield Finding("ledger", f"the ledger says {result.traces} traces, {builder} makes {len(trajectory.traces)}")
+    if result is not None and result.accounting != counted:
+        yield Finding("ledger", f"the ledger says {_text(result.accounting)}, the calls hold {_text(counted)}")
+
+
+def _check_trajectory(
+    trajectory: Trajectory, calls: Sequence[Call], ground: Ground, reward: float | None, counted: Accounting
+) -> Iterator[Finding]:
+    name, traces = trajectory.builder, trajectory.traces
+    trained = np.zeros(len(ground.ids), np.int64)
+    free = dict(sampled_calls(calls))
+    for index, trace in enumerate(traces):
+        path = _claim_path(trace, free, ground)
+        if path is None:
+            yield Finding("path", f"{name}: no path of the tree has the ids of trace {index}", trace.call_ids[-1])
+            continue
+        numbers = path[len(trace.prompt_ids) :]
+        np.add.at(trained, numbers[trace.loss_mask == 1], 1)
+        if fault := _values_fault(trace, numbers, ground):
+            yield Finding("mask_values", f"{name}, trace {index}: {fault}", trace.call_ids[-1])
+    yield from _check_mask(name, trained, calls, ground)
+    if trajectory.accounting != counted or not counted.holds:
+        yield Finding("accounting", f"{name}: {_text(trajectory.accounting)}, counted again {_text(counted)}")
+    if fault := _weights_fault(traces, reward):
+        yield Finding("weights", f"{name}: {fault}")
+
+
+def _claim_path(trace: Trace, free: dict[int, Call], ground: Ground) -> Numbers | None:
+    """The path of a trace, by the sampled span that it ends with; a span is claimed once."""
+    ids = np.concatenate([trace.prompt_ids, trace.response_ids])
+    for node, call in free.items():
+        if call.call_id == trace.call_ids[-1]:
+            path = ground.through(node)
+            if np.array_equal(ground.ids[path], ids):
+                del free[node]
+                return path
+    return None
+
+
+def _values_fault(trace: Trace, numbers: Numbers, ground: Ground) -> str:
+    mask = trace.loss_mask == 1
+    if not np.isin(trace.loss_mask, (0, 1)).all():
+        return "the mask holds something else than 0 and 1"
+    if trace.response_logprobs[mask].tobytes() != ground.logprobs[numbers[mask]].tobytes():
+        return "log-probabilities under the mask are not the stored ones"
+    if trace.response_logprobs[~mask].any():
+        return "a token that is not trained has a log-probability"
+    spans = [np.full(span.end - span.start, span.policy_version, np.int32) for span in trace.policy_versions]
+    if not np.array_equal(np.concatenate(spans) if spans else np.empty(0, np.int32), ground.versions[numbers[mask]]):
+        return "policy versions under the mask are not the stored ones"
+    return ""
+
+
+def _check_mask(builder: str, trained: Numbers, calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
+    """Count every token of the tree: 1 for what is trainable, 0 for all else."""
+    reasons = exclusions(calls, ground)
+    wanted = np.zeros(len(ground.ids), np.int64)
+    for node_id, call in sampled_calls(calls).items():
+        wanted[ground.tokens(node_id)] = call.call_id not in reasons
+    for node in ground.nodes:
+        numbers = ground.tokens(node.node_id)
+        wrong = numbers[trained[numbers] != wanted[numbers]]
+        if len(wrong):
+            place, said = int(wrong[0] - numbers[0]), f"is trained {trained[wrong[0]]} times, not {wanted[wrong[0]]}"
+            yield Finding("mask", f"{builder}: token {place} of {node.kind} node {node.node_id} {said}", node.call_id)
+
+
+def _weights_fault(traces: Sequence[Trace], reward: float | None) -> str:
+    weight = sum(trace.weight for trace in traces)
+    if any(trace.reward != reward for trace in traces):
+        return f"a trace has another reward than its session, {reward}"
+    if traces and abs(weight - (0.0 if reward is None else 1.0)) > ROUNDING:
+        return f"the weights of a session with reward {reward} sum to {weight}"
+    return ""
+
+
+def recount(calls: Sequence[Call], ground: Ground, reward: float | None) -> Accounting:
+    """The accounting identity from the calls alone."""
+    reasons = exclusions(calls, ground)
+    excluded: Counter[ExcludedReason] = Counter()
+    trained = 0
+    for call in calls:
+        if call.call_id in reasons:
+            excluded[reasons[call.call_id]] += call.sampled
+        elif reward is None and call.sampled:
+            excluded["no_reward"] += call.sampled
+        else:
+            trained += call.sampled
+    return Accounting(sum(call.sampled for call in calls), trained, dict(excluded))
+
+
+def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReason]:
+    """Why a call is not trained, by call id. Said again here, so that an error of the builders shows."""
+    replaced = {call.replaces for call in calls}
+    reasons: dict[str, ExcludedReason] = {}
+    for call in calls:
+        if call.kind == "auxiliary":
+            reasons[call.call_id] = "auxiliary"
+        if call.status == "aborted":
+            reasons[call.call_id] = "aborted"
+        if call.call_id in replaced or _asked_again(call, calls, ground):
+            reasons[call.call_id] = "superseded"
+        if call.status == "failed":
+            reasons[call.call_id] = "untrusted"
+    return reasons
+
+
+def _asked_again(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
+    """C05: cut by length, never continued, and its prompt was asked again."""
+    cut = [choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None]
+    if not cut:
+        return False
+    later = [ground.path(other.prompt) for other in calls if other.ordinal > call.ordinal]
+    answers = [ground.through(node) for node in cut]
+    if any(begins_with(path, answer) for path in later for answer in answers):
+        return False
+    prompt = ground.path(call.prompt)
+    return any(begins_with(path, prompt) for path in later)
+
+
+def _text(accounting: Accounting) -> str:
+    excluded = ", ".join(f"{count} {reason}" for reason, count in sorted(accounting.excluded.items()))
+    return f"{accounting.sampled} sampled = {accounting.trained} trained + ({excluded or 'nothing'})"

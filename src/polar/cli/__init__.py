@@ -1,0 +1,218 @@
+"""The command line: names, options and help. What a command does is in the module of its name, imported when it is called.
+
+So `polar --help` is quick and needs neither torch nor an engine. Exit status: 0 fine; 1 the run or the audit found something
+wrong, or infrastructure failed; 2 wrong usage; 130 Ctrl-C.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from polar.cli.errors import PolarGroup
+
+app = typer.Typer(
+    cls=PolarGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train language agents by reinforcement learning, through harnesses that nobody had to change.\n\n"
+    "Example: `polar run demo`, then `polar show runs/demo`.",
+)
+engine_app = typer.Typer(no_args_is_help=True, help="Serve a model.\n\nExample: `polar engine serve smollm2 --port 8000`")
+harness_app = typer.Typer(no_args_is_help=True, help="The agent programs that Polar runs.\n\nExample: `polar harness install pi`")
+app.add_typer(engine_app, name="engine")
+app.add_typer(harness_app, name="harness")
+
+Builder = Annotated[Literal["prefix_merging", "per_request"], typer.Option(help="How calls become traces.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+EngineOption = Annotated[str, typer.Option(metavar="URL|embedded", help="A server with vLLM's generate route, or Polar's own.")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR|smollm2",
+        help="Model of the embedded engine (default smollm2); for a URL the directory of the model's tokenizer, "
+        "if it is not where the engine says.",
+        show_default=False,
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from polar.version import __version__
+
+        typer.echo(f"polar {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def polar(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    tasks: Annotated[list[str], typer.Argument(metavar="TASKS", help="YAML or JSONL files, directories of them, or `demo`.")],
+    harness: Annotated[str | None, typer.Option(help="Run every task with this harness.", show_default=False)] = None,
+    engine: EngineOption = "embedded",
+    model: ModelOption = "",
+    samples: Annotated[int | None, typer.Option(min=1, help="Sessions per task.", show_default="what each task says")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Harnesses that run at the same time.")] = 8,
+    sandbox: Annotated[Literal["auto", "process", "bubblewrap"], typer.Option(help="Where sessions live.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<first source>")] = None,
+    require_spread: Annotated[bool, typer.Option("--require-spread", help="Fail unless rewards vary within some task.")] = False,
+) -> None:
+    """Run tasks through a harness, record every token, score every session.
+
+    All is written as it happens: the same command, given again, goes on where the run stopped and retries what failed.
+
+    Example: `polar run demo --samples 4`
+    """
+    from polar.cli.run import run_command
+
+    raise typer.Exit(
+        run_command(
+            tasks,
+            harness=harness,
+            samples=samples,
+            engine=engine,
+            model=model,
+            concurrency=concurrency,
+            sandbox=sandbox,
+            out=out,
+            require_spread=require_spread,
+        )
+    )
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(metavar="RUN|RUN/SESSION|SESSION", help="A run, or one of its sessions.")],
+    run: Annotated[
+        Path | None, typer.Option(help="Run of a session that is named alone.", show_default="any below runs/")
+    ] = None,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Show each trained token with its log-probability.")] = False,
+    tokens: Annotated[bool | None, typer.Option("--tokens/--messages", help="Show only one of them.", show_default=False)] = None,
+    builder: Builder = "prefix_merging",
+) -> None:
+    """Show the tasks and sessions of a run, or the messages and tokens of one session.
+
+    Trained tokens stand out from their context, by colour or in ⟦ ⟧.
+
+    Example: `polar show runs/demo`, then `polar show runs/demo/SESSION --logprobs`
+    """
+    from polar.cli.show import show_command
+
+    show_command(target, run=run, logprobs=logprobs, only_tokens=tokens is True, only_messages=tokens is False, builder=builder)
+
+
+@app.command()
+def audit(
+    run: RunArgument,
+    rescore: Annotated[
+        str | None,
+        typer.Option(metavar="URL|embedded", help="Compute all log-probabilities again with this engine.", show_default=False),
+    ] = None,
+) -> None:
+    """Prove from what is stored alone that every trained token is a token that the policy sampled.
+
+    Exits with 1 if anything does not hold. The files are only read.
+
+    Example: `polar audit runs/demo --rescore embedded`
+    """
+    from polar.cli.audit import audit_command
+
+    raise typer.Exit(audit_command(run, rescore=rescore))
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    format: Annotated[Literal["json", "parquet", "safetensors"], typer.Option(help="json is one session per line.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="RUN/traces.<format>")] = None,
+    builder: Builder = "prefix_merging",
+    only: Annotated[Literal["completed"] | None, typer.Option(help="Leave out other sessions.", show_default=False)] = None,
+) -> None:
+    """Write the traces of a run for a trainer: the last finished attempt of every sample.
+
+    Example: `polar export runs/demo --format parquet`
+    """
+    from polar.cli.export import export_command
+
+    export_command(run, format, out=out, builder=builder, only=only)
+
+
+@app.command()
+def gateway(
+    out: Annotated[Path, typer.Option(help="Folder for what is captured; sessions that it holds go on.")],
+    engine: EngineOption = "embedded",
+    model: ModelOption = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8100,
+) -> None:
+    """Serve the gateway alone, for harnesses that something else starts.
+
+    Sessions are opened over HTTP with the control key, which is $POLAR_CONTROL_KEY, or a new one that is printed.
+
+    Example: `polar gateway --engine http://127.0.0.1:8000 --out runs/mine`
+    """
+    from polar.cli.gateway import gateway_command
+
+    raise typer.Exit(gateway_command(out, engine=engine, model=model, host=host, port=port))
+
+
+@engine_app.command("serve")
+def engine_serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="`smollm2`, or a Hugging Face model directory.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and reply together.", show_default="the model's")
+    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Precision of the weights.")] = "float32",
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that generate at the same time.")] = 16,
+    kv_cache_gib: Annotated[float, typer.Option(help="Memory for keys and values.")] = 2.0,
+) -> None:
+    """Serve a model on this machine's CPU, with vLLM's token routes.
+
+    Example: `polar engine serve smollm2 --port 8000`
+    """
+    from polar.cli.engine import serve_command
+
+    serve_command(
+        model,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        kv_cache_gib=kv_cache_gib,
+    )
+
+
+@harness_app.command("list")
+def harness_list() -> None:
+    """List the harnesses, their pinned versions, and which are installed.
+
+    Example: `polar harness list`
+    """
+    from polar.cli.harness import list_command
+
+    list_command()
+
+
+@harness_app.command("install")
+def harness_install(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names from `polar harness list`, or `module:Class`.")],
+) -> None:
+    """Install harnesses at their pinned versions into $POLAR_CACHE.
+
+    Example: `polar harness install pi mini_swe_agent`
+    """
+    from polar.cli.harness import install_command
+
+    install_command(names)

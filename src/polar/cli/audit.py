@@ -1,0 +1,156 @@
+"""`polar audit`: prints the proof of a run, or what breaks it."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from polar.audit.claims import CLAIMS, Unit
+from polar.audit.rescore import APPROXIMATE, EXACT, POSITION_EDGES, Delta, Rescoring, rescore
+from polar.audit.run import RunAudit, audit_run
+from polar.cli.console import count, output, plain
+from polar.cli.errors import FAILED
+from polar.cli.interrupt import Stopped, drive
+from polar.cli.runs import Run
+from polar.cli.tables import excluded
+from polar.engines.renderers import load_renderer
+from polar.errors import UsageError
+from polar.rollout.connect import EMBEDDED, connected
+from polar.specs import Finding
+from polar.store.capture import CaptureReader
+from polar.store.captured import captured
+from polar.tokens.rendering import Renderer
+from polar.trajectory.builders import Captured
+
+NAMED_FINDINGS = 20  # more are only counted
+
+
+def audit_command(path: Path, *, rescore: str | None) -> int:
+    """Audit the run at `path`; the exit status."""
+    console = output()
+    run = Run.read(path)
+    audit = audit_run(run.folder.ledger, run.folder.capture, _renderer(console, run))
+    console.print(_proof(audit))
+    _print_sums(console, run, audit)
+    _print_findings(console, [_line(finding, session.session_id) for session in audit.sessions for finding in session.findings])
+    if rescore is None:
+        return FAILED if audit.findings else 0
+    if audit.findings:
+        console.print("not rescored: what cannot be proven is not worth comparing", style="yellow")
+        return FAILED
+    return _rescore(console, run, rescore)
+
+
+def _renderer(console: Console, run: Run) -> Renderer | None:
+    try:
+        return load_renderer(Path(run.meta.get("model_path", "")))
+    except UsageError as error:
+        console.print(plain(f"some claims cannot be checked: {error}", "yellow"), soft_wrap=True)
+        return None
+
+
+def _proof(audit: RunAudit) -> Table:
+    """A row per claim."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("claim")
+    table.add_column("checked", justify="right")
+    table.add_column("", no_wrap=True)
+    units = _units(audit)
+    for code, claim in CLAIMS.items():
+        broken = sum(finding.code == code for finding in audit.findings)
+        if claim.needs_renderer and not audit.had_renderer:
+            table.add_row(claim.says, "–", plain("not checked", "yellow"))
+            continue
+        verdict = plain(f"✗ {broken} {code}", "bold red") if broken else plain("✓", "green")
+        table.add_row(claim.says, f"{count(units[claim.unit])} {claim.unit}", verdict)
+    return table
+
+
+def _units(audit: RunAudit) -> dict[Unit, int]:
+    return {
+        "sessions": len(audit.sessions),
+        "calls": audit.count(lambda session: session.calls),
+        "nodes": audit.count(lambda session: session.nodes),
+        "messages": audit.count(lambda session: session.messages),
+        "traces": audit.count(lambda session: session.traces),
+        "sampled tokens": audit.accounting.sampled,
+    }
+
+
+def _print_sums(console: Console, run: Run, audit: RunAudit) -> None:
+    accounting = audit.accounting
+    verdict = f"{len(audit.findings)} findings" if audit.findings else "proven"
+    console.print(
+        plain(
+            f"{run.folder.path}: {verdict} · {count(accounting.sampled)} tokens sampled = {count(accounting.trained)} trained + "
+            f"excluded ({excluded(accounting)})",
+            "red" if audit.findings else "green",
+        ),
+        soft_wrap=True,
+    )
+    if audit.unfinished:
+        console.print(f"{audit.unfinished} sessions are not finished; their tokens are in no sum", style="yellow")
+
+
+def _print_findings(console: Console, lines: Sequence[str]) -> None:
+    for line in lines[:NAMED_FINDINGS]:
+        console.print(plain(f"  {line}", "red"), soft_wrap=True)
+    if len(lines) > NAMED_FINDINGS:
+        console.print(f"  … and {len(lines) - NAMED_FINDINGS} more", style="red")
+
+
+def _line(finding: Finding, session_id: str = "") -> str:
+    where = [f"session {session_id}"] if session_id else []
+    where += [f"call {finding.call_id}"] if finding.call_id else []
+    return f"{finding.code}: {finding.message}" + (f" ({', '.join(where)})" if where else "")
+
+
+def _rescore(console: Console, run: Run, engine: str) -> int:
+    def note(line: str) -> None:
+        console.print(plain(line, "dim"), soft_wrap=True)
+
+    async def work() -> Rescoring:
+        model = run.meta.get("model_path", "")
+        async with connected(engine, model, log=run.folder.engine_log, note=note) as backend:
+            return await rescore(backend.engine, _all_captured(run), EXACT if exact else APPROXIMATE)
+
+    exact = engine == EMBEDDED == run.meta.get("engine")
+    try:
+        rescoring = drive(work(), lambda: note("stopping"))
+    except Stopped as stopped:
+        return stopped.status
+    console.print(_deltas(rescoring))
+    for reason, tokens in rescoring.skipped.items():
+        console.print(plain(f"not compared: {count(tokens)} tokens, {reason}", "dim"))
+    _print_findings(console, [_line(finding) for finding in rescoring.findings])
+    return FAILED if rescoring.findings else 0
+
+
+def _all_captured(run: Run) -> list[Captured]:
+    with closing(CaptureReader.open(run.folder.capture)) as reader:
+        return [captured(reader, session.session_id) for session in reader.sessions()]
+
+
+def _deltas(rescoring: Rescoring) -> Table:
+    """δ over all tokens, by turn, and by position."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="δ = |recomputed − recorded| log-probability, in nats")
+    table.add_column("tokens of")
+    for name in ("tokens", "mean δ", "p99", "max"):
+        table.add_column(name, justify="right")
+    table.add_row(f"all {rescoring.traces} traces", *_cells(rescoring.overall), style="bold", end_section=True)
+    for turn, delta in rescoring.by_turn.items():
+        table.add_row(f"turn {turn + 1}", *_cells(delta))
+    table.add_section()
+    for start, delta in rescoring.by_position.items():
+        end = POSITION_EDGES[POSITION_EDGES.index(start) + 1 :][:1]
+        table.add_row(
+            f"positions {count(start)} to {count(end[0] - 1)}" if end else f"positions from {count(start)}", *_cells(delta)
+        )
+    return table
+
+
+def _cells(delta: Delta) -> list[str]:
+    return [count(delta.tokens), *(f"{value:.2e}" for value in (delta.mean, delta.p99, delta.max))]

@@ -1,0 +1,258 @@
+"""OpenAI Chat Completions: `POST …/chat/completions`, streamed or not, with tools and reasoning.
+
+What would change the meaning of a reply and is not served is refused by name; every other unknown field is kept raw on
+the call. Events are ASCII-escaped JSON: some clients break lines at U+2028.
+"""
+
+import json
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from polar.chat import ChatRequest, Delta, Message, ReasoningDelta, Reply, RequestedSampling, Role, TextPart, Tool, ToolCall
+from polar.errors import InvalidRequest
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Part(Struct):
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+class _Function(Struct):
+    name: str
+    arguments: str = ""
+
+
+class _ToolCall(Struct):
+    function: _Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str = ""
+
+
+class _ToolFunction(Struct):
+    name: str
+    description: str | None = None
+    parameters: Raw = Raw(b"{}")
+
+
+class _Tool(Struct):
+    type: str
+    function: _ToolFunction | None = None
+
+
+class _StreamOptions(Struct):
+    include_usage: bool = False
+
+
+class _Body(Struct):
+    messages: list[_Message]
+    model: str = ""
+    tools: list[_Tool] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    seed: int | None = None
+
+    def sampling(self) -> RequestedSampling:
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return RequestedSampling(self.temperature, self.top_p, self.top_k, min(limits, default=None), self.seed)
+
+
+class OpenAIChat:
+    """The dialect; stateless."""
+
+    name = "openai_chat"
+
+    def serves(self, path: str) -> bool:
+        return path in ("/v1/chat/completions", "/chat/completions")
+
+    def parse(self, path: str, body: bytes) -> ChatRequest:
+        fields, wire = _decode(body)
+        extra = {name: raw.copy() for name, raw in fields.items() if name not in _Body.__struct_fields__}
+        hidden = _refuse_unserved(extra)
+        if not wire.messages:
+            raise InvalidRequest("messages: expected at least one message")
+        return ChatRequest(
+            model=wire.model,
+            messages=tuple(_message(index, message) for index, message in enumerate(wire.messages)),
+            tools=() if hidden else tuple(_tool(tool) for tool in wire.tools or ()),
+            sampling=wire.sampling(),
+            stream=bool(wire.stream),
+            include_usage=wire.stream_options is not None and wire.stream_options.include_usage,
+            extra=extra,
+        )
+
+    def reply(self, reply: Reply) -> bytes:
+        message: dict[str, object] = {"role": "assistant", "content": reply.message.text or None}
+        if reply.message.reasoning:
+            message["reasoning_content"] = reply.message.reasoning
+        if reply.message.tool_calls:
+            message["tool_calls"] = [_call_out(call) for call in reply.message.tool_calls]
+        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
+        return msgspec.json.encode(
+            {
+                "id": f"chatcmpl-{reply.call_id}",
+                "object": "chat.completion",
+                "created": reply.created,
+                "model": reply.model,
+                "choices": [choice],
+                "usage": _usage(reply),
+            }
+        )
+
+    def events(self, request: ChatRequest, call_id: str, created: int) -> "ChatEvents":
+        return ChatEvents(request, call_id, created)
+
+    def error(self, status: int, code: str, message: str) -> bytes:
+        return msgspec.json.encode({"error": _error(status, code, message)})
+
+
+class ChatEvents:
+    """One streamed reply as `chat.completion.chunk` events."""
+
+    def __init__(self, request: ChatRequest, call_id: str, created: int) -> None:
+        self._include_usage = request.include_usage
+        self._head = {"id": f"chatcmpl-{call_id}", "object": "chat.completion.chunk", "created": created, "model": request.model}
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        field = "reasoning_content" if isinstance(delta, ReasoningDelta) else "content"
+        return self._chunk({field: delta.text})
+
+    def keep_alive(self) -> bytes:
+        return _event({**self._head, "choices": []})
+
+    def finish(self, reply: Reply) -> bytes:
+        calls = [{"index": index, **_call_out(call)} for index, call in enumerate(reply.message.tool_calls)]
+        events = [self._chunk({"tool_calls": calls})] if calls else []
+        events.append(self._chunk({}, reply.finish_reason))
+        if self._include_usage:
+            events.append(_event({**self._head, "choices": [], "usage": _usage(reply)}))
+        return b"".join(events) + b"data: [DONE]\n\n"
+
+    def error(self, status: int, code: str, message: str) -> bytes:
+        return _event({"error": _error(status, code, message)})
+
+    def _chunk(self, delta: dict[str, object], finish_reason: str | None = None) -> bytes:
+        return _event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
+
+
+# What may be said of a feature that is not served: everything else would change the reply, and is refused by name.
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "n": (None, 1),
+    "stop": (None, []),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", "none"),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+}
+
+
+def _refuse_unserved(extra: dict[str, Raw]) -> bool:
+    """Refuse what would change the reply and is not served; whether the tools are to be hidden (`tool_choice: none`)."""
+    for name, harmless in _HARMLESS.items():
+        if name in extra:
+            value: object = msgspec.json.decode(extra[name])
+            if value not in harmless:
+                raise InvalidRequest(f"{name}: {_short(value)} is not served by this gateway; leave the field out")
+    return "tool_choice" in extra and msgspec.json.decode(extra["tool_choice"]) == "none"
+
+
+def _decode(body: bytes) -> tuple[dict[str, Raw], _Body]:
+    """All fields raw, and the known ones typed. JavaScript cuts strings inside a surrogate pair; a half becomes U+FFFD."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Raw]), msgspec.json.decode(body, type=_Body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        repaired = _without_lone_surrogates(body)
+        if repaired is None:
+            raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
+        return _decode(repaired)
+
+
+def _without_lone_surrogates(body: bytes) -> bytes | None:
+    """The body with U+FFFD for each half of a pair; None if that was not what is wrong with it."""
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    repaired = _LONE_SURROGATE.sub("\ufffd", text)
+    return repaired.encode() if repaired != text else None
+
+
+def _message(index: int, wire: _Message) -> Message:
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise InvalidRequest(f"messages[{index}].role: expected one of {', '.join(_ROLES)}, got {wire.role!r}")
+    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in wire.tool_calls or ())
+    reasoning = wire.reasoning_content or wire.reasoning or ""
+    return Message(role, _content(index, wire.content), reasoning, calls, wire.tool_call_id)
+
+
+def _content(index: int, content: str | list[_Part] | None) -> tuple[TextPart, ...]:
+    if isinstance(content, str):
+        return (TextPart(content),) if content else ()
+    parts: list[TextPart] = []
+    for part in content or ():
+        if part.type not in ("text", "refusal"):
+            raise InvalidRequest(f"messages[{index}].content: a part of type {part.type!r} is not served; the policy reads text")
+        parts.append(TextPart(part.text or part.refusal))
+    return tuple(parts)
+
+
+def _tool(tool: _Tool) -> Tool:
+    if tool.type != "function" or tool.function is None:
+        raise InvalidRequest(f"tools: a tool of type {tool.type!r} is not served; expected 'function'")
+    return Tool(tool.function.name, tool.function.description or "", tool.function.parameters.copy())
+
+
+def _call_out(call: ToolCall) -> dict[str, object]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    prompt, completion = reply.usage.prompt_tokens, reply.usage.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _error(status: int, code: str, message: str) -> dict[str, object]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": None, "code": code}
+
+
+def _event(body: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,144 @@
+"""A gateway that listens: one server, one store, one engine, in the caller's event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from polar.dialects.openai_chat import OpenAIChat
+from polar.engines.protocol import Engine, EngineInfo
+from polar.errors import UsageError
+from polar.gateway.app import GatewayApp, Receive, Scope, Send
+from polar.gateway.calls import Backend
+from polar.gateway.control import ControlApp
+from polar.gateway.sessions import Sessions
+from polar.store.capture import CaptureReader, CaptureStore
+from polar.tokens.rendering import Renderer
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What a running gateway offers to its own process.
+
+    Attributes:
+        url: `http://host:port`; a session's base URL is `{url}/s/{key}`.
+        restored: sessions of an earlier process that are still open.
+    """
+
+    url: str
+    sessions: Sessions
+    info: EngineInfo
+    restored: int
+
+    def base_url(self, key: str) -> str:
+        return f"{self.url}/s/{key}"
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    engine: Engine,
+    renderer: Renderer,
+    capture: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    control_key: str = "",
+) -> AsyncIterator[Gateway]:
+    """Serve model calls until the block ends; then abort what is being generated, record it, and close the store.
+
+    Args:
+        capture: the capture file; sessions of an earlier process that it holds go on.
+        port: 0 picks a free one.
+        control_key: opens the control routes (`/sessions …`) to who sends it; "" leaves them out.
+
+    Raises:
+        UsageError: the address is taken, or is not loopback while there is no control key.
+        EngineError: the engine does not answer.
+        StoreError: the capture file cannot be opened.
+    """
+    if host not in LOOPBACK and not control_key:
+        raise UsageError(f"refusing to listen on {host} without a control key; set one, or listen on 127.0.0.1")
+    info = await engine.info()
+    listener = _listen(host, port)
+    try:
+        store = CaptureStore.open(capture)
+        backend = Backend(engine, info, store)
+        sessions = Sessions(store, renderer, info.model)
+        with contextlib.closing(CaptureReader.open(capture)) as reader:
+            restored = sessions.restore(reader)
+        app = GatewayApp(sessions, backend, (OpenAIChat(),))
+        running = Gateway(f"http://{host}:{listener.getsockname()[1]}", sessions, info, restored)
+        control = ControlApp(running, capture, control_key) if control_key else None
+        server = _Server(_config(_Router(app, control)))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await _started(server, serving)
+            yield running
+        finally:
+            await _stop_runs(sessions)
+            server.should_exit = True
+            await serving
+            await app.drain()
+            await store.close()
+    finally:
+        listener.close()
+
+
+def _config(app: "_Router") -> uvicorn.Config:
+    """No access log: it would hold the keys that stand in paths (D20)."""
+    return uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2, timeout_keep_alive=75
+    )
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the program around it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class _Router:
+    calls: GatewayApp
+    control: ControlApp | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.control is not None and scope["path"].split("/")[1] == "sessions":
+            await self.control(scope, receive, send)
+        else:
+            await self.calls(scope, receive, send)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port, 0 picks a free one") from None
+    return listener
+
+
+async def _started(server: uvicorn.Server, serving: "asyncio.Task[None]") -> None:
+    while not server.started:
+        if serving.done():
+            await serving
+        await asyncio.sleep(0.005)
+
+
+async def _stop_runs(sessions: Sessions) -> None:
+    runs = [run for session in sessions for run in session.runs]
+    for run in runs:
+        run.stop()
+    for run in runs:
+        await run.done()

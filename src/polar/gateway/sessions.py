@@ -1,0 +1,192 @@
+"""The sessions that a gateway serves: their keys, their token history, and which of their answers were delivered."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from polar.chat import Message
+from polar.errors import SessionFrozen, StoreError, UnknownKey, UsageError
+from polar.gateway.calls import CallRun
+from polar.ids import new_model_key, new_session_id
+from polar.specs import HarnessProfile, SamplingSpec
+from polar.store.capture import CaptureReader, CaptureStore, StoredSession
+from polar.tokens.history import History
+from polar.tokens.records import Call
+from polar.tokens.rendering import Renderer
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """One session in memory.
+
+    Attributes:
+        calls: the recorded calls by id; `runs` are those in progress.
+        arrived: calls so far; the next one's ordinal.
+        refused: why the last request that never became a call was refused.
+    """
+
+    stored: StoredSession
+    history: History
+    calls: dict[str, Call] = field(default_factory=dict)
+    runs: set[CallRun] = field(default_factory=set)
+    arrived: int = 0
+    refused: str = ""
+    frozen: bool = False
+
+    @property
+    def session_id(self) -> str:
+        return self.stored.session_id
+
+    def admit(self) -> int:
+        """Ordinal of a call that arrives now.
+
+        Raises:
+            SessionFrozen: the session is closed.
+        """
+        if self.frozen:
+            raise SessionFrozen(f"session {self.session_id} is closed to further calls")
+        self.arrived += 1
+        return self.arrived - 1
+
+    def undelivered(self, request_hash: str) -> Call | None:
+        """The committed answer to this very request that never reached its client (D9): it is replayed."""
+        for call in reversed(self.calls.values()):
+            if call.request_hash == request_hash and call.status == "ok":
+                return None if call.delivered else call
+        return None
+
+    def deliver(self, call: Call) -> None:
+        """Note that the reply reached its client: the same request again is a new sample."""
+        self.calls[call.call_id] = msgspec.structs.replace(call, delivered=True)
+
+    def abandoned(self, request_hash: str) -> CallRun | None:
+        """A run in progress for this very request whose client has gone: a retry joins it."""
+        return next((run for run in self.runs if run.request_hash == request_hash and run.orphaned), None)
+
+    def superseded(self, request_hash: str) -> str:
+        """The aborted call that this very request repeats, "" if there is none that nobody replaced yet."""
+        replaced = {call.replaces for call in self.calls.values()}
+        stopping = [run.call_id for run in self.runs if run.request_hash == request_hash and run.stopped]
+        aborted = [call.call_id for call in self.calls.values() if call.request_hash == request_hash and call.status == "aborted"]
+        return next((call_id for call_id in stopping + aborted if call_id not in replaced), "")
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A new session. This is the only place where its key exists."""
+
+    session_id: str
+    key: str
+
+
+class Sessions:
+    """All sessions of one gateway worker, by key."""
+
+    def __init__(self, store: CaptureStore, renderer: Renderer, model: str) -> None:
+        self._store = store
+        self._renderer = renderer
+        self._model = model
+        self._by_key: dict[str, LiveSession] = {}
+        self._by_id: dict[str, LiveSession] = {}
+
+    def __iter__(self) -> Iterator[LiveSession]:
+        return iter(list(self._by_id.values()))
+
+    async def open(
+        self, *, task_id: str, profile: HarnessProfile, sampling: SamplingSpec, metadata: dict[str, str] | None = None
+    ) -> Opened:
+        """Open a session; it is durable when this returns."""
+        key = new_model_key()
+        stored = StoredSession(
+            session_id=new_session_id(),
+            key_hash=hash_key(key),
+            task_id=task_id,
+            profile=profile,
+            sampling=sampling,
+            model=self._model,
+            renderer=self._renderer.name,
+            created=time.time(),
+            metadata=metadata or {},
+        )
+        await self._store.open_session(stored)
+        self._add(LiveSession(stored, History(self._renderer)))
+        return Opened(stored.session_id, key)
+
+    def by_key(self, key: str) -> LiveSession:
+        """The session of a model key; the look-up is by the key's hash, so its time says nothing of the key.
+
+        Raises:
+            UnknownKey: no session has it (C08).
+        """
+        session = self._by_key.get(hash_key(key))
+        if session is None:
+            raise UnknownKey("no session has this key")
+        return session
+
+    def by_id(self, session_id: str) -> LiveSession:
+        """The session of an id.
+
+        Raises:
+            UsageError: unknown here.
+        """
+        session = self._by_id.get(session_id)
+        if session is None:
+            raise UsageError(f"unknown session {session_id!r}")
+        return session
+
+    async def freeze(self, session_id: str) -> LiveSession:
+        """Close a session to further calls; what is being generated is aborted and recorded first."""
+        session = self.by_id(session_id)
+        session.frozen = True
+        runs = list(session.runs)
+        for run in runs:
+            run.stop()
+        for run in runs:
+            await run.done()
+        await self._store.freeze(session_id)
+        return session
+
+    def forget(self, session_id: str) -> None:
+        """Free a frozen session's memory; its key stays known as closed, and the store keeps everything."""
+        session = self.by_id(session_id)
+        session.history = History(self._renderer)
+        session.calls.clear()
+
+    def restore(self, reader: CaptureReader) -> int:
+        """Take up the sessions of an earlier process; how many are open.
+
+        Raises:
+            StoreError: a stored session was rendered by another renderer, or cannot be read.
+        """
+        for stored in reader.sessions():
+            history = History(self._renderer, () if stored.frozen else reader.nodes(stored.session_id))
+            session = LiveSession(stored, history, frozen=stored.frozen)
+            if not stored.frozen:
+                self._replay(session, reader)
+            self._add(session)
+        return sum(not session.frozen for session in self)
+
+    def _replay(self, session: LiveSession, reader: CaptureReader) -> None:
+        if session.stored.renderer != self._renderer.name:
+            raise StoreError(
+                f"session {session.session_id} was rendered by {session.stored.renderer!r}, this gateway renders by "
+                f"{self._renderer.name!r}: start it with the model that it had"
+            )
+        for call in reader.calls(session.session_id):
+            session.arrived = max(session.arrived, call.ordinal + 1)
+            session.calls[call.call_id] = call
+            if call.status == "ok":
+                bodies = reader.messages(call.message_hashes)
+                messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]
+                session.history.answered(call, messages)
+
+    def _add(self, session: LiveSession) -> None:
+        self._by_key[session.stored.key_hash] = session
+        self._by_id[session.session_id] = session
+
+
+def hash_key(key: str) -> str:
+    """sha256 of a model key, hex: what is stored and looked up."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,68 @@
+"""How an agent program is installed, configured and launched. Nobody changes the program: it is only pointed at the gateway."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from polar.sandboxes.protocol import Command
+from polar.specs import HarnessProfile, HarnessSpec, Task
+
+Report = Callable[[str], None]
+
+
+class Endpoint(Struct, frozen=True):
+    """Where a harness finds its model.
+
+    Attributes:
+        base_url: `http://host:port/s/{key}`; each dialect's own paths (`/v1/chat/completions`) start below it.
+        key: the session's model key, for harnesses that insist on an API key.
+        model: model name to ask for.
+        max_model_len: tokens of prompt and reply together, for harnesses that plan with it.
+    """
+
+    base_url: str
+    key: str
+    model: str
+    max_model_len: int
+
+
+class Launch(Struct, frozen=True):
+    """What to write into the sandbox's home and what to run then."""
+
+    command: Command
+    home_files: dict[str, str] = {}
+
+
+class Harness(Protocol):
+    """An agent program at a pinned version."""
+
+    name: str
+    version: str
+    summary: str
+    profile: HarnessProfile
+
+    def installed(self, cache: Path) -> bool:
+        """Whether `install` has nothing to do."""
+        ...
+
+    def install(self, cache: Path, report: Report) -> None:
+        """Install into `cache`, once per version, atomically; `report` gets a line per step.
+
+        Raises:
+            InstallError: with the tool's last lines and what to do (no network, package not served, disk full).
+        """
+        ...
+
+    def check(self, spec: HarnessSpec) -> None:
+        """Refuse options that this harness does not have.
+
+        Raises:
+            UsageError: naming the option and those that exist.
+        """
+        ...
+
+    def launch(self, task: Task, endpoint: Endpoint, *, cache: Path, workspace: str, home: str) -> Launch:
+        """How to run `task`; `workspace` and `home` are paths as seen inside the sandbox."""
+        ...

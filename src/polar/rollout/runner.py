@@ -1,0 +1,234 @@
+"""A run: tasks in, scored sessions out, everything on disk as it happens."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from polar import evaluators, harnesses, sandboxes
+from polar.engines.launch import EngineProcess
+from polar.errors import InfrastructureError, PolarError, UsageError
+from polar.gateway.gateway import gateway
+from polar.paths import cache_dir
+from polar.rollout.connect import Connected, connected
+from polar.rollout.folder import RunFolder
+from polar.rollout.observer import Observer
+from polar.rollout.sessions import Attempt, Ending, Places, Session, Slots, result_from_store
+from polar.specs import SessionResult, Task, Timing
+from polar.store.ledger import Ledger
+from polar.version import __version__
+
+SandboxChoice = Literal["auto", "process", "bubblewrap"]
+PREPARED_AHEAD = 2  # sessions that wait for a free run slot
+PREPARE_SLOTS = 2
+SCORE_SLOTS = 2
+EMPTY_SESSIONS = 4  # so many sessions without a model call, and none with one, stop the run (C09)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        out: the run's folder; a run that is there goes on.
+        engine: `embedded`, or the URL of a server that speaks vLLM's generate API.
+        model: for the embedded engine, `smollm2` or a model directory; for a URL, the directory of the model's
+            tokenizer, "" to use the one that the engine names.
+        concurrency: harnesses that run at the same time.
+    """
+
+    out: Path
+    engine: str = "embedded"
+    model: str = ""
+    sandbox: SandboxChoice = "auto"
+    concurrency: int = 8
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The last attempt of every session of a run, in the order of tasks and samples."""
+
+    out: Path
+    results: tuple[SessionResult, ...]
+
+
+async def run_tasks(tasks: Sequence[Task], options: RunOptions, observer: Observer) -> RunSummary:
+    """Run every sample of every task that has no reward yet.
+
+    Cancelling it stops cleanly: harnesses are killed, what they did is recorded, and the same call goes on later.
+
+    Raises:
+        UsageError: tasks or options cannot be used.
+        InfrastructureError: the engine died, the disk is full, …; finished sessions stay finished.
+    """
+    _check(tasks, options)
+    folder = RunFolder(options.out)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        ledger = Ledger.open(folder.ledger)
+        stack.push_async_callback(ledger.close)
+        for position, task in enumerate(tasks):
+            await ledger.add_task(task, position)
+        wanted = _wanted(tasks, ledger)
+        observer.planned(sum(task.samples for task in tasks), sum(task.samples for task in tasks) - len(wanted))
+        if wanted:
+            await _install(tasks, observer)
+            await _work(wanted, options, folder, ledger, observer, stack)
+        return RunSummary(options.out, _latest(tasks, ledger))
+
+
+def _check(tasks: Sequence[Task], options: RunOptions) -> None:
+    """Find out before anything is started what cannot work."""
+    if not tasks:
+        raise UsageError("there are no tasks to run")
+    if options.concurrency < 1:
+        raise UsageError(f"--concurrency: expected at least 1, got {options.concurrency}")
+    for task in tasks:
+        harnesses.get(task.harness.name).check(task.harness)
+        evaluators.get(task.evaluator.kind)
+
+
+async def _install(tasks: Sequence[Task], observer: Observer) -> None:
+    loop = asyncio.get_running_loop()
+
+    def report(line: str) -> None:
+        loop.call_soon_threadsafe(observer.note, line)
+
+    for name in sorted({task.harness.name for task in tasks}):
+        harness = harnesses.get(name)
+        if not harness.installed(cache_dir()):
+            await asyncio.to_thread(harness.install, cache_dir(), report)
+
+
+async def _work(
+    wanted: Sequence[Attempt], options: RunOptions, folder: RunFolder, ledger: Ledger, observer: Observer, stack: AsyncExitStack
+) -> None:
+    """Start engine, gateway and sandboxes, and run what is wanted."""
+    scratch = Path(tempfile.mkdtemp(prefix="polar-"))
+    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+    factory = sandboxes.choose(options.sandbox, scratch)
+    observer.note(f"sandbox: {factory.kind}")
+    backend = await stack.enter_async_context(connected(options.engine, options.model, log=folder.engine_log, note=observer.note))
+    await _settle_meta(ledger, backend, options, factory.kind)
+    serving = await stack.enter_async_context(gateway(backend.engine, backend.renderer, folder.capture))
+    places = Places(folder, ledger, serving, factory, observer)
+    await _close_interrupted(places)
+    try:
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(_watch(backend.process))
+            await _run_all(wanted, places, options.concurrency, group)
+            watch.cancel()
+    except* PolarError as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _watch(process: EngineProcess | None) -> None:
+    """End the run when its engine dies."""
+    if process is not None:
+        raise await process.wait_dead()
+
+
+async def _run_all(wanted: Sequence[Attempt], places: Places, concurrency: int, group: asyncio.TaskGroup) -> None:
+    """Start sessions in order, so many at a time; return when the last has ended."""
+    slots = Slots(*(asyncio.Semaphore(n) for n in (PREPARE_SLOTS, concurrency, SCORE_SLOTS)))
+    ahead = asyncio.Semaphore(concurrency + PREPARED_AHEAD)
+    silent = _SilenceGuard(min(EMPTY_SESSIONS, len(wanted)))
+    running: list[asyncio.Task[None]] = []
+    for attempt in wanted:
+        await ahead.acquire()
+        running.append(group.create_task(_one(Session(attempt, places), slots, ahead, silent)))
+    await asyncio.gather(*running)
+
+
+async def _one(session: Session, slots: Slots, ahead: asyncio.Semaphore, silent: "_SilenceGuard") -> None:
+    result = await session.live(slots, ahead.release)
+    if result is not None:
+        silent.see(result)
+
+
+class _SilenceGuard:
+    """Stops a run in which no harness ever calls the model (C09)."""
+
+    def __init__(self, patience: int) -> None:
+        self._left = patience
+
+    def see(self, result: SessionResult) -> None:
+        """Count a finished session.
+
+        Raises:
+            InfrastructureError: the first sessions were all without a model call.
+        """
+        if result.error_kind != "no_model_calls":
+            self._left = -1
+        elif self._left > 0:
+            self._left -= 1
+        if self._left == 0:
+            raise InfrastructureError(f"no session called the model, so the run was stopped. The last one: {result.error}")
+
+
+async def _settle_meta(ledger: Ledger, backend: Connected, options: RunOptions, sandbox: str) -> None:
+    """Write down what the run runs on; a run that goes on must go on with the same.
+
+    Raises:
+        UsageError: the folder's run had another model, renderer or sandbox.
+    """
+    settings = {
+        "engine": options.engine,
+        "model": backend.model,
+        "model_path": str(backend.model_path),
+        "renderer": backend.renderer.name,
+        "sandbox": sandbox,
+        "polar_version": __version__,
+    }
+    before = ledger.meta()
+    for name in ("model", "renderer", "sandbox"):
+        if before.get(name, settings[name]) != settings[name]:
+            raise UsageError(
+                f"{options.out} was run with {name} {before[name]!r}, now it would be {settings[name]!r}: "
+                "start the run with what it had, or choose another --out"
+            )
+    if "created" not in before:
+        settings["created"] = f"{time.time():.3f}"
+    for name, value in settings.items():
+        await ledger.set_meta(name, value)
+
+
+async def _close_interrupted(places: Places) -> None:
+    """Sessions that an earlier process left open are over: what they captured is kept and accounted for."""
+    tasks = {task.id: task for task in places.ledger.tasks()}
+    for left in places.ledger.sessions():
+        if left.result is None:
+            await places.gateway.sessions.freeze(left.session_id)
+            attempt = Attempt(tasks[left.task_id], left.sample, left.attempt)
+            ending = Ending("cancelled", error="the run was interrupted", kind="cancelled")
+            result = await asyncio.to_thread(result_from_store, places.folder.capture, left.session_id, attempt, ending, Timing())
+            await places.ledger.finish(result)
+
+
+def _wanted(tasks: Sequence[Task], ledger: Ledger) -> list[Attempt]:
+    """The samples that have no reward yet, in order of tasks and samples, each as a new attempt."""
+    attempts: dict[tuple[str, int], int] = {}
+    done: set[tuple[str, int]] = set()
+    for session in ledger.sessions():
+        place = (session.task_id, session.sample)
+        attempts[place] = session.attempt + 1
+        if session.result is not None and session.result.reward is not None:
+            done.add(place)
+    return [
+        Attempt(task, sample, attempts.get((task.id, sample), 0))
+        for task in tasks
+        for sample in range(task.samples)
+        if (task.id, sample) not in done
+    ]
+
+
+def _latest(tasks: Sequence[Task], ledger: Ledger) -> tuple[SessionResult, ...]:
+    """The result of each sample's last finished attempt, for the tasks at hand."""
+    asked = {task.id for task in tasks}
+    last = {(s.task_id, s.sample): s.result for s in ledger.sessions() if s.task_id in asked and s.result}
+    return tuple(last.values())

@@ -1,0 +1,36 @@
+"""A stored session as the builders and the audit take it."""
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from polar.chat import Message, Tool
+from polar.store.capture import CaptureReader
+from polar.trajectory.builders import Captured
+
+
+def read_captured(path: Path, session_id: str) -> Captured:
+    """Everything that a capture file holds of one session.
+
+    Raises:
+        UsageError: the session is not in the file.
+        StoreError: the file cannot be read, or something that a call names is missing in it.
+    """
+    with closing(CaptureReader.open(path)) as reader:
+        return captured(reader, session_id)
+
+
+def captured(reader: CaptureReader, session_id: str) -> Captured:
+    """As `read_captured`, from an open reader."""
+    reader.session(session_id)
+    calls, nodes = reader.calls(session_id), reader.nodes(session_id)
+    bodies = reader.messages({digest for call in calls for digest in (*call.message_hashes, call.tools_hash)})
+    messages = {digest for call in calls for digest in call.message_hashes}
+    tools = {call.tools_hash for call in calls}
+    return Captured(
+        calls,
+        nodes,
+        {digest: msgspec.json.decode(bodies[digest], type=Message) for digest in messages},
+        {digest: msgspec.json.decode(bodies[digest], type=tuple[Tool, ...]) for digest in tools},
+    )

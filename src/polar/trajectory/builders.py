@@ -1,0 +1,223 @@
+"""Token tree to traces.
+
+`per_request` makes a trace of every answer. `prefix_merging` makes a trace of every chain of answers in which each prompt
+starts with the whole of what came before. Either way each trainable sampled token has mask 1 in exactly one trace, and
+each sampled token that no trace trains is counted under a named reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polar.chat import Message, Tool
+from polar.errors import CaptureError
+from polar.specs import Accounting, Branch, BuilderName, ExcludedReason, Finding, SessionStatus, Trace, Trajectory, VersionSpan
+from polar.tokens.records import Call, Node
+from polar.tokens.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Captured:
+    """All that was recorded of a session. `messages` and `tools` are the content-addressed tables, decoded."""
+
+    calls: Sequence[Call]
+    nodes: Sequence[Node]
+    messages: Mapping[str, Message]
+    tools: Mapping[str, tuple[Tool, ...]]
+
+
+@dataclass(eq=False)
+class _Answer:
+    """One trainable sampled node in its chain."""
+
+    node: Node
+    call: Call
+    parent: "_Answer | None" = None
+    clean: bool = True
+    followers: "list[_Answer]" = field(default_factory=list)
+    below: int = 1
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.call.ordinal, self.node.choice
+
+
+def build(
+    captured: Captured, *, builder: BuilderName, status: SessionStatus, reward: float | None, findings: tuple[Finding, ...] = ()
+) -> Trajectory:
+    """The traces of a session.
+
+    Raises:
+        CaptureError: the accounting identity does not hold, or a sampled token has no policy version (W01).
+    """
+    tree = TokenTree(captured.nodes)
+    excluded = excluded_calls(captured.calls, tree)
+    answers = _answers(captured.calls, tree, excluded)
+    chains = [[answer] for answer in answers] if builder == "per_request" else _chains(answers)
+    total = sum(len(answer.node.ids) for answer in answers)
+    homes = {answer: index for index, chain in enumerate(chains) for answer in chain}
+    traces = tuple(_trace(chain, homes, tree, captured, reward, total) for chain in chains)
+    noted = tuple(finding for call in captured.calls for finding in call.findings)
+    return Trajectory(status, traces, _account(captured.calls, traces, excluded, reward), builder, findings + noted)
+
+
+def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, ExcludedReason]:
+    """Why each untrained call is not trained, by call id; a call that is not named is trained."""
+    replaced = {call.replaces for call in calls if call.replaces}
+    reasons: dict[str, ExcludedReason] = {}
+    for call in calls:
+        if call.status == "failed":
+            reasons[call.call_id] = "untrusted"
+        elif call.call_id in replaced or _cut_and_asked_again(call, calls, tree):
+            reasons[call.call_id] = "superseded"
+        elif call.status == "aborted":
+            reasons[call.call_id] = "aborted"
+        elif call.kind == "auxiliary":
+            reasons[call.call_id] = "auxiliary"
+    return reasons
+
+
+def _cut_and_asked_again(call: Call, calls: Sequence[Call], tree: TokenTree) -> bool:
+    """C05: the answer was cut by `length`, and a later prompt goes on from the same prompt without it."""
+    nodes = {choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None}
+    if not nodes:
+        return False
+    asked_again = False
+    for later in calls:
+        if later.ordinal > call.ordinal:
+            reached = {node.node_id: stop for node, stop in tree.spans(later.prompt)}
+            if any(reached.get(node) == len(tree.nodes[node].ids) for node in nodes):
+                return False
+            asked_again |= reached.get(call.prompt.node, -1) >= call.prompt.offset
+    return asked_again
+
+
+def _answers(calls: Sequence[Call], tree: TokenTree, excluded: Mapping[str, ExcludedReason]) -> list[_Answer]:
+    """Trainable answers in order of their calls, each knowing the nearest trainable answer on its path."""
+    by_node = {
+        choice.node: _Answer(tree.nodes[choice.node], call)
+        for call in calls
+        if call.call_id not in excluded
+        for choice in call.choices
+        if choice.node is not None
+    }
+    for answer in by_node.values():
+        _find_parent(answer, by_node, tree)
+    ordered = sorted(by_node.values(), key=lambda answer: answer.node.node_id, reverse=True)
+    for answer in ordered:
+        if answer.parent is not None and answer.clean:
+            answer.parent.below += answer.below
+            answer.parent.followers.append(answer)
+    return sorted(by_node.values(), key=lambda answer: answer.order)
+
+
+def _find_parent(answer: _Answer, by_node: Mapping[int, _Answer], tree: TokenTree) -> None:
+    """Walk up to the nearest trainable answer; `clean` says that all of it is on the path."""
+    at = answer.node.parent
+    while at.node >= 0:
+        if at.node in by_node and at.offset > 0:
+            answer.parent = by_node[at.node]
+            answer.clean = at.offset == len(answer.parent.node.ids)
+            return
+        at = tree.nodes[at.node].parent
+
+
+def _chains(answers: Sequence[_Answer]) -> list[list[_Answer]]:
+    """Maximal chains; where several answers follow one, the one with the most below it goes on, then the earliest."""
+    heirs = {
+        answer: max(answer.followers, key=lambda follower: (follower.below, -follower.order[0], -follower.order[1]))
+        for answer in answers
+        if answer.followers
+    }
+    inherited = set(heirs.values())
+    chains: list[list[_Answer]] = []
+    for first in answers:
+        if first not in inherited:
+            chain = [first]
+            while chain[-1] in heirs:
+                chain.append(heirs[chain[-1]])
+            chains.append(chain)
+    return chains
+
+
+def _trace(
+    chain: list[_Answer], homes: Mapping[_Answer, int], tree: TokenTree, captured: Captured, reward: float | None, total: int
+) -> Trace:
+    first, last = chain[0], chain[-1]
+    prompt_ids = tree.path(first.node.parent)
+    whole = tree.path(tree.end(last.node.node_id))
+    response_ids = whole[len(prompt_ids) :]
+    mask = np.zeros(len(response_ids), np.uint8)
+    logprobs = np.zeros(len(response_ids), np.float32)
+    for start, answer in _starts(chain, tree, len(prompt_ids)):
+        assert answer.node.logprobs is not None
+        mask[start : start + len(answer.node.ids)] = 1
+        logprobs[start : start + len(answer.node.ids)] = answer.node.logprobs
+    trained = sum(len(answer.node.ids) for answer in chain)
+    said = [captured.messages[digest] for digest in last.call.message_hashes[len(first.call.message_hashes) :]]
+    answered = last.call.choices[last.node.choice]
+    return Trace(
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        loss_mask=mask,
+        response_logprobs=logprobs,
+        policy_versions=_versions(chain),
+        call_ids=tuple(answer.call.call_id for answer in chain),
+        prompt_messages=tuple(captured.messages[digest] for digest in first.call.message_hashes),
+        response_messages=(*said, answered.message),
+        tools=captured.tools[first.call.tools_hash],
+        finish_reason=answered.finish_reason,
+        reward=reward,
+        weight=trained / total if reward is not None else 0.0,
+        branch=Branch(first.call.kind, homes[first.parent] if first.parent else None),
+    )
+
+
+def _starts(chain: list[_Answer], tree: TokenTree, prompt_length: int) -> list[tuple[int, _Answer]]:
+    """Where in the response each answer of the chain begins."""
+    wanted = {answer.node.node_id: answer for answer in chain}
+    starts: list[tuple[int, _Answer]] = []
+    depth = -prompt_length
+    for node, stop in tree.spans(tree.end(chain[-1].node.node_id)):
+        if node.node_id in wanted:
+            starts.append((depth, wanted[node.node_id]))
+        depth += stop
+    return starts
+
+
+def _versions(chain: list[_Answer]) -> tuple[VersionSpan, ...]:
+    """Spans over the chain's trained tokens, neighbours of one version joined."""
+    spans: list[VersionSpan] = []
+    base = 0
+    for answer in chain:
+        covered = 0
+        for span in answer.node.versions:
+            if span.start != covered or span.end <= span.start:
+                raise CaptureError("W01", f"token {covered} of call {answer.call.call_id} has no policy version")
+            covered = span.end
+            start = base + span.start
+            if spans and spans[-1].policy_version == span.policy_version:
+                start = spans.pop().start
+            spans.append(VersionSpan(start, base + span.end, span.policy_version))
+        if covered != len(answer.node.ids):
+            raise CaptureError("W01", f"versions of call {answer.call.call_id} end at token {covered} of {len(answer.node.ids)}")
+        base += covered
+    return tuple(spans)
+
+
+def _account(
+    calls: Sequence[Call], traces: Sequence[Trace], excluded: Mapping[str, ExcludedReason], reward: float | None
+) -> Accounting:
+    """Sampled, trained and excluded tokens, counted from different places so that the identity says something."""
+    counts: dict[ExcludedReason, int] = {}
+    for call in calls:
+        if reason := excluded.get(call.call_id):
+            counts[reason] = counts.get(reason, 0) + call.sampled
+    masked = sum(int(trace.loss_mask.sum()) for trace in traces)
+    if reward is None and masked:
+        counts["no_reward"] = masked
+    accounting = Accounting(sum(call.sampled for call in calls), masked if reward is not None else 0, counts)
+    if not accounting.holds:
+        raise CaptureError("accounting", f"sampled {accounting.sampled} ≠ trained {accounting.trained} + {accounting.excluded}")
+    return accounting
