@@ -9,7 +9,7 @@ import secrets
 import time
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
-_TOOL_CALL = re.compile(r"call_(c\d+[a-z][0-9a-z]{7})_(\d+)_(\d+)")
+_TOOL_CALL = re.compile(r"call_(c[0-9]+[a-z][0-9a-z]{7})_([0-9]{1,9})_([0-9]{1,9})")
 
 
 def _base36(number: int, width: int) -> str:

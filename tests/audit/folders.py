@@ -41,7 +41,7 @@ async def work(talk: Conversation) -> None:
 async def rewrite(talk: Conversation) -> None:
     """A history that the harness changes: the last call forks."""
     await work(talk)
-    talk.messages[1] = {"role": "assistant", "content": "I never said that."}
+    talk.messages[1] = {"role": "assistant", "content": "I never said that.\x1b]0;owned\x07 [red]No[/red]."}
     await talk.ask()
 
 

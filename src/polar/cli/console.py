@@ -4,6 +4,7 @@ What harnesses, models and task files wrote is untrusted: it is shown as text, n
 terminal would obey.
 """
 
+import logging
 import os
 import re
 
@@ -37,6 +38,16 @@ def plain(text: str, style: str = "") -> Text:
 def complain(message: str) -> None:
     """Say what went wrong, on stderr, however long the line."""
     output(stderr=True).print(plain(message, "red"), soft_wrap=True)
+
+
+def log_warnings() -> None:
+    """Show what the program logs: warnings, as lines on stderr."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Lines()])
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        output(stderr=True).print(plain(self.format(record), "yellow"), soft_wrap=True)
 
 
 def count(number: int) -> str:

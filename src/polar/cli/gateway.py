@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from polar.cli.console import output, plain
+from polar.cli.console import log_warnings, output, plain
 from polar.cli.interrupt import Stopped, drive
 from polar.errors import UsageError
 from polar.gateway.gateway import Gateway, gateway
@@ -20,6 +20,7 @@ CONTROL_KEY = "POLAR_CONTROL_KEY"
 def gateway_command(out: Path, *, engine: str, model: str, host: str, port: int) -> int:
     """Serve until SIGTERM or Ctrl-C, which are how a server ends: both exit with 0."""
     console = output()
+    log_warnings()
     folder = RunFolder(out)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

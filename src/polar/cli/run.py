@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from polar.cli.console import count, output, plain
+from polar.cli.console import count, log_warnings, output, plain
 from polar.cli.errors import FAILED
 from polar.cli.interrupt import Stopped, drive
 from polar.cli.progress import Progress
@@ -37,6 +37,7 @@ def run_command(
 ) -> int:
     """Run, and say how it went; the exit status."""
     console = output()
+    log_warnings()
     tasks = load(sources, Overrides(harness, samples))
     options = RunOptions(out or RUNS / Path(sources[0]).resolve().stem, engine, model, sandbox, concurrency)
     progress = Progress(console)

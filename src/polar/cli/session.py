@@ -92,7 +92,7 @@ def _conversation(trace: Trace) -> Text:
 
 def _message(message: Message) -> Text:
     head = f"{message.role} {message.tool_call_id}".rstrip()
-    text = plain(f"{head}\n", f"bold {ROLE_STYLE[message.role]}")
+    text = Text().append_text(plain(f"{head}\n", f"bold {ROLE_STYLE[message.role]}"))
     for part in _parts(message):
         text.append_text(part).append("\n")
     return text

@@ -46,12 +46,12 @@ def _show_run(console: Console, run: Run) -> None:
 
 def _sessions(run: Run) -> Table:
     """A row per attempt."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("session", no_wrap=True)
     table.add_column("task", overflow="fold")
-    table.add_column("status")
+    table.add_column("status", no_wrap=True)
     for name in ("reward", "calls", "sampled", "trained"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("findings", overflow="fold")
     for session in run.sessions:
         table.add_row(session.session_id, plain(_place(session)), *_outcome(session))

@@ -15,14 +15,14 @@ STATUS_STYLE = {"completed": "green", "timed_out": "yellow", "failed": "red", "c
 
 
 def per_task(results: Sequence[SessionResult]) -> Table:
-    """A row per task, and their sum. Results of one task lie together."""
-    table = Table(box=SIMPLE_HEAD, show_footer=False, pad_edge=False)
-    table.add_column("task", overflow="fold")
-    for name in ("pass@1", "scored", "calls", "sampled", "trained"):
-        table.add_column(name, justify="right")
-    table.add_column("excluded")
-    for name in ("traces", *STAGES):
-        table.add_column(name, justify="right")
+    """A row per task, and their sum; pass@1 is the mean reward, with how many there are. Results of one task lie together."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("task", overflow="fold", min_width=8)
+    for name in ("pass@1", "calls", "sampled", "trained"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("excluded", min_width=13)
+    table.add_column("traces", justify="right", no_wrap=True)
+    table.add_column("prep/run/score", justify="right", no_wrap=True)
     for task_id, group in groupby(results, key=lambda result: result.task_id):
         table.add_row(plain(task_id), *_cells(list(group)))
     table.add_section()
@@ -30,18 +30,16 @@ def per_task(results: Sequence[SessionResult]) -> Table:
     return table
 
 
-def _cells(results: Sequence[SessionResult]) -> Iterator[str | Text]:
+def _cells(results: Sequence[SessionResult]) -> Iterator[str]:
     rewards = [result.reward for result in results if result.reward is not None]
     accounting = total(results)
-    yield f"{sum(rewards) / len(rewards):.2f}" if rewards else "–"
-    yield f"{len(rewards)}/{len(results)}"
+    yield (f"{sum(rewards) / len(rewards):.2f}" if rewards else "–") + f" ({len(rewards)})"
     yield count(sum(result.calls for result in results))
     yield count(accounting.sampled)
     yield count(accounting.trained)
-    yield excluded(accounting)
+    yield excluded(accounting, between="\n")
     yield count(sum(result.traces for result in results))
-    for stage in STAGES:
-        yield mean_seconds([result.timing for result in results], stage)
+    yield "/".join(mean_seconds([result.timing for result in results], stage) for stage in STAGES) + " s"
 
 
 def total(results: Iterable[SessionResult]) -> Accounting:
@@ -49,16 +47,16 @@ def total(results: Iterable[SessionResult]) -> Accounting:
     return sum((result.accounting for result in results), Accounting())
 
 
-def excluded(accounting: Accounting) -> str:
+def excluded(accounting: Accounting, between: str = ", ") -> str:
     """Tokens that are not trained, by reason; "–" for none."""
     reasons = [f"{count(tokens)} {reason}" for reason, tokens in sorted(accounting.excluded.items()) if tokens]
-    return ", ".join(reasons) or "–"
+    return between.join(reasons) or "–"
 
 
 def mean_seconds(timings: Sequence[Timing], stage: str) -> str:
     """Mean time in a stage, over the sessions that came to it."""
     spent = [seconds for timing in timings if (seconds := getattr(timing, stage)) > 0]
-    return f"{sum(spent) / len(spent):.1f} s" if spent else "–"
+    return f"{sum(spent) / len(spent):.1f}" if spent else "–"
 
 
 def status(result: SessionResult) -> Text:

@@ -14,7 +14,8 @@ Decode = Callable[[Sequence[int]], str]
 CONTEXT, TRAINED = "dim", "bold green"
 OPEN, CLOSE = "⟦", "⟧"
 # Nats; a value belongs to the first limit that it reaches.
-SCALE = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "dark_orange"), (float("-inf"), "red"))
+SCALE = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "dark_orange"))
+UNLIKELY = "red"
 LONGEST_CHARACTER = 4  # tokens that one character may be cut into
 BROKEN = "\ufffd"
 
@@ -35,7 +36,7 @@ class Writer:
 
     def trace(self, trace: Trace) -> Text:
         """Prompt and response of a trace."""
-        text = self._text(trace.prompt_ids.tolist(), CONTEXT)
+        text = Text().append_text(self._text(trace.prompt_ids.tolist(), CONTEXT))
         ids, mask, values = trace.response_ids.tolist(), trace.loss_mask.tolist(), trace.response_logprobs.tolist()
         for trained, run in groupby(zip(ids, mask, values, strict=True), key=lambda token: token[1]):
             tokens = list(run)
@@ -53,16 +54,15 @@ class Writer:
         text = Text()
         for start, end in self._characters(ids):
             group = values[start:end]
-            style = next(style for limit, style in SCALE if min(group) >= limit)
-            token = self._text(ids[start:end], f"bold {style}")
-            text.append_text(Text("\n", f"bold {style}").join(token.split("\n", allow_blank=True)))
+            style = next((style for limit, style in SCALE if min(group) >= limit), UNLIKELY)
+            text.append_text(self._text(ids[start:end], f"bold {style}", newline="↵\n"))
             text.append(f"({' '.join(f'{value:.2f}' for value in group)})", "dim")
         return text
 
-    def _text(self, ids: list[int], style: str) -> Text:
+    def _text(self, ids: list[int], style: str, newline: str = "\n") -> Text:
         if self.decode is None:
             return plain("".join(f"{id} " for id in ids), style)
-        return plain(self.decode(ids), style)
+        return plain(self.decode(ids).replace("\n", newline), style)
 
     def _characters(self, ids: list[int]) -> Iterator[tuple[int, int]]:
         """The tokens one by one; those that only together spell a character stay together."""

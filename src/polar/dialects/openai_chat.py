@@ -15,7 +15,16 @@ from polar.chat import ChatRequest, Delta, Message, ReasoningDelta, Reply, Reque
 from polar.errors import InvalidRequest
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+# Pairs and other escapes are matched too, so that neither a pair is cut nor an escaped backslash taken for an escape.
+_HALF = re.compile(
+    rb"\\u[dD][89abAB]..\\u[dD][c-fC-F].."
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
+    rb"|\\.",
+    re.DOTALL,
+)
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Limit = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class _Part(Struct):
@@ -67,10 +76,10 @@ class _Body(Struct):
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    seed: int | None = None
+    top_k: Whole | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    seed: Whole | None = None
 
     def sampling(self) -> RequestedSampling:
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
@@ -180,33 +189,36 @@ def _refuse_unserved(extra: dict[str, Raw]) -> bool:
     """Refuse what would change the reply and is not served; whether the tools are to be hidden (`tool_choice: none`)."""
     for name, harmless in _HARMLESS.items():
         if name in extra:
-            value: object = msgspec.json.decode(extra[name])
+            value = _value(name, extra[name])
             if value not in harmless:
                 raise InvalidRequest(f"{name}: {_short(value)} is not served by this gateway; leave the field out")
-    return "tool_choice" in extra and msgspec.json.decode(extra["tool_choice"]) == "none"
+    return "tool_choice" in extra and _value("tool_choice", extra["tool_choice"]) == "none"
+
+
+def _value(name: str, raw: Raw) -> object:
+    try:
+        value: object = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: {error}") from None
+    return value
 
 
 def _decode(body: bytes) -> tuple[dict[str, Raw], _Body]:
-    """All fields raw, and the known ones typed. JavaScript cuts strings inside a surrogate pair; a half becomes U+FFFD."""
+    """All fields raw, and the known ones typed."""
     try:
-        return msgspec.json.decode(body, type=dict[str, Raw]), msgspec.json.decode(body, type=_Body)
+        text = _whole_characters(body).decode()
+        return msgspec.json.decode(text, type=dict[str, Raw]), msgspec.json.decode(text, type=_Body)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        repaired = _without_lone_surrogates(body)
-        if repaired is None:
-            raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
-        return _decode(repaired)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
 
 
-def _without_lone_surrogates(body: bytes) -> bytes | None:
-    """The body with U+FFFD for each half of a pair; None if that was not what is wrong with it."""
-    try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return None
-    repaired = _LONE_SURROGATE.sub("\ufffd", text)
-    return repaired.encode() if repaired != text else None
+def _whole_characters(body: bytes) -> bytes:
+    """The body with U+FFFD for each half of a surrogate pair, where JavaScript cut a string; all else byte for byte."""
+    if not _SURROGATE.search(body):
+        return body
+    return _HALF.sub(lambda found: "\ufffd".encode() if found["half"] else found[0], body)
 
 
 def _message(index: int, wire: _Message) -> Message:

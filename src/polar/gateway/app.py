@@ -116,6 +116,8 @@ class GatewayApp:
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
         request_hash = xxhash.xxh3_128_hexdigest(dialect.name.encode() + body)
         arrival = Arrival(request, dialect.name, request_hash, headers, received)
+        if (unsent := session.unsent(request_hash)) is not None:
+            await unsent.done()
         if (call := session.undelivered(request_hash)) is not None and not session.frozen:
             await self._replay(connection, dialect, session, arrival, call)
         elif request.stream:

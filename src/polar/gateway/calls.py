@@ -98,6 +98,7 @@ class CallRun:
         self._sampled = _Sampled()
         self._times = {"received": arrival.received}
         self.stopped = False
+        self._generating = False
         self._limit = asyncio.timeout(None)
         self._abort: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -114,10 +115,10 @@ class CallRun:
 
     def stop(self) -> None:
         """Abort the generation on the engine; what was sampled is recorded as `aborted`."""
-        if self.stopped or self._sampled.finish:
+        if self.stopped or self._sampled.finish or self.feed.ended:
             return
         self.stopped = True
-        if "sent" in self._times:
+        if self._generating:
             self._limit.reschedule(asyncio.get_running_loop().time() + ABORT_PATIENCE)
             self._abort = asyncio.create_task(self._abort_upstream())
 
@@ -143,6 +144,7 @@ class CallRun:
             log.exception("call %s of session %s", self.call_id, self.session.session_id)
             await self._fail(CaptureError("internal", f"{type(error).__name__}: {error}"))
         finally:
+            self.join()
             self.session.runs.discard(self)
             self.feed.end()
 
@@ -162,15 +164,16 @@ class CallRun:
         if self.stopped:
             return
         self._times["sent"] = time.time()
+        chunks = self._backend.engine.generate(self.call_id, self._prompt_ids, self._sampling)
         try:
-            async with (
-                self._limit,
-                aclosing(self._backend.engine.generate(self.call_id, self._prompt_ids, self._sampling)) as chunks,
-            ):
+            async with self._limit, aclosing(chunks):
+                self._generating = True
                 async for chunk in chunks:
                     self._take(chunk)
         except TimeoutError:
             log.warning("call %s: the engine did not end an aborted generation in %s s", self.call_id, ABORT_PATIENCE)
+        finally:
+            self._generating = False
 
     def _take(self, chunk: Generated) -> None:
         sampled = self._sampled
@@ -229,11 +232,12 @@ class CallRun:
         findings = (Finding(code, str(error), self.call_id),)
         try:
             await self._commit(self._record("failed", None, None, findings, str(error)))
-        except StoreError as unstored:
+        except Exception as unstored:  # whatever it is, the run has to end, or nobody could freeze its session
             log.error("call %s failed (%s) and could not be recorded: %s", self.call_id, error, unstored)
 
     async def _commit(self, call: Call) -> None:
-        """Make the call and every node it stands on durable.
+        """Make the call and every node it stands on durable. A session commits one call at a time: nodes that another call
+        of it failed to store go with this one.
 
         Raises:
             StoreError: nothing was stored; the nodes go with the session's next commit.
@@ -241,12 +245,13 @@ class CallRun:
         request, history = self._arrival.request, self.session.history
         bodies = {message_hash(message): msgspec.json.encode(message) for message in request.messages}
         bodies[call.tools_hash] = msgspec.json.encode(request.tools)
-        nodes = history.take_unsaved()
-        try:
-            await self._backend.store.commit(self.session.session_id, nodes, [call], bodies)
-        except StoreError:
-            history.give_back(nodes)
-            raise
+        async with self.session.committing:
+            nodes = history.take_unsaved()
+            try:
+                await self._backend.store.commit(self.session.session_id, nodes, [call], bodies)
+            except BaseException:
+                history.give_back(nodes)
+                raise
         self._times["committed"] = time.time()
         self.call = self.session.calls[call.call_id] = call
 

@@ -1,5 +1,6 @@
 """The sessions that a gateway serves: their keys, their token history, and which of their answers were delivered."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class LiveSession:
     Attributes:
         calls: the recorded calls by id; `runs` are those in progress.
         arrived: calls so far; the next one's ordinal.
+        committing: held while a call of this session is written.
         refused: why the last request that never became a call was refused.
     """
 
@@ -35,6 +37,7 @@ class LiveSession:
     arrived: int = 0
     refused: str = ""
     frozen: bool = False
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def session_id(self) -> str:
@@ -64,7 +67,12 @@ class LiveSession:
 
     def abandoned(self, request_hash: str) -> CallRun | None:
         """A run in progress for this very request whose client has gone: a retry joins it."""
-        return next((run for run in self.runs if run.request_hash == request_hash and run.orphaned), None)
+        return next((run for run in self.runs if run.request_hash == request_hash and run.orphaned and not run.stopped), None)
+
+    def unsent(self, request_hash: str) -> CallRun | None:
+        """A run for this very request whose stream broke off when it was too late to abort: its answer is being committed."""
+        runs = (run for run in self.runs if run.request_hash == request_hash)
+        return next((run for run in runs if run.feed.hung_up and not run.stopped), None)
 
     def superseded(self, request_hash: str) -> str:
         """The aborted call that this very request repeats, "" if there is none that nobody replaced yet."""

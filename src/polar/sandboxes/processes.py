@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 import msgspec
@@ -40,8 +41,12 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, mark: str) -> None:
         self._process, self._control, self._mark = process, control, mark
-        self._reading = asyncio.ensure_future(self._read())
         self.ended = asyncio.Event()
+        # Plain futures and a reader, no tasks: whoever cancels all tasks of a loop must not cancel the way to the end.
+        self._loop = asyncio.get_running_loop()
+        self._answered: asyncio.Future[_Answer | None] = self._loop.create_future()
+        self._received = b""
+        self._loop.add_reader(control, self._receive)
 
     @classmethod
     def start(
@@ -100,59 +105,66 @@ class Running:
         """
         timed_out = False
         try:
-            done, _ = await asyncio.wait({self._reading}, timeout=timeout)
+            done, _ = await asyncio.wait({self._answered}, timeout=timeout)
             timed_out = not done
         finally:
-            answer = await self._settle()
+            try:
+                answer = await self._settle()
+            finally:
+                self.ended.set()
         if answer.error:
             raise SandboxError(answer.error)
         return Exit(answer.status, timed_out)
 
     async def _settle(self) -> _Answer:
-        """`_finish`, which no cancellation interrupts."""
-        finishing = asyncio.ensure_future(self._finish())
-        cancelled: asyncio.CancelledError | None = None
-        while not finishing.done():
-            try:
-                await asyncio.shield(finishing)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return finishing.result()
-
-    async def _finish(self) -> _Answer:
-        try:
-            return await self._end()
-        finally:
-            self.ended.set()
-
-    async def _end(self) -> _Answer:
+        """Make the end come, through any cancellation, and say how it came."""
         self.stop()
-        done, _ = await asyncio.wait({self._reading}, timeout=SUPERVISOR_PATIENCE)
-        if not done:  # it was stopped (SIGSTOP) by what it should watch
+        cancelled = await _outlast(self._answered, SUPERVISOR_PATIENCE)
+        if not self._answered.done():  # it was stopped (SIGSTOP) by what it should watch
             self._process.kill()
-        answer = await self._reading
-        self._control.close()
-        await asyncio.to_thread(self._process.wait)
-        if answer is None or sys.platform != "linux":
-            await asyncio.to_thread(kill_marked, self._mark)
+        ending = self._loop.run_in_executor(None, self._bury)
+        for step in (self._answered, ending):
+            cancelled = await _outlast(step, math.inf) or cancelled
+        answer = self._answered.result()
+        if cancelled:
+            raise cancelled
+        ending.result()
         if answer is not None:
             return answer
         if self._process.returncode < 0:  # the command killed its supervisor
             return _Answer(self._process.returncode)
         return _Answer(error="the supervisor of the command broke; what it said is at the end of the command's error output")
 
-    async def _read(self) -> _Answer | None:
-        """The supervisor's answer, None if it died without one."""
-        loop = asyncio.get_running_loop()
-        data = b""
+    def _bury(self) -> None:
+        self._process.wait()
+        if not self._received or sys.platform != "linux":
+            kill_marked(self._mark)
+
+    def _receive(self) -> None:
+        """Collect the supervisor's answer up to its end, which may come without one."""
         try:
-            while chunk := await loop.sock_recv(self._control, 4096):
-                data += chunk
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return
         except ConnectionError:
-            pass
-        return msgspec.json.decode(data, type=_Answer) if data else None
+            data = b""
+        self._received += data
+        if not data:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+            self._answered.set_result(msgspec.json.decode(self._received, type=_Answer) if self._received else None)
+
+
+async def _outlast(future: "asyncio.Future[Any]", timeout: float) -> asyncio.CancelledError | None:
+    """Wait for `future`; a cancellation meanwhile is put off, and returned."""
+    cancelled: asyncio.CancelledError | None = None
+    deadline = time.monotonic() + timeout
+    while not future.done() and (left := deadline - time.monotonic()) > 0:
+        try:
+            await asyncio.wait({future}, timeout=None if left == math.inf else left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 def kill_marked(mark: str) -> None:

@@ -59,19 +59,20 @@ def copy_tree(source: Path, target: Path) -> None:
     """
     if not source.is_dir():
         raise UsageError(f"{source} is no directory that could be copied")
-    copied: dict[tuple[int, int], Path] = {}
-    pending = [(source, target)]
+    copied: dict[tuple[int, int], str] = {}
+    pending = [(str(source), str(target))]
     try:
+        target.mkdir(parents=True, exist_ok=True)
         while pending:
             here, there = pending.pop()
-            there.mkdir(parents=True, exist_ok=True)
-            for entry in _entries(here):
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), there / entry.name))
-                else:
-                    _copy_entry(entry, there / entry.name, copied)
-            if here != source:
-                there.chmod(stat.S_IMODE(here.lstat().st_mode) & 0o777 | stat.S_IRWXU)
+            for entry, copy in _entries(here, there):
+                if not entry.is_dir(follow_symlinks=False):
+                    _copy_entry(entry, copy, copied)
+                    continue
+                if os.path.islink(copy) or not os.path.isdir(copy):
+                    os.mkdir(copy)
+                os.chmod(copy, entry.stat(follow_symlinks=False).st_mode & 0o777 | stat.S_IRWXU)
+                pending.append((entry.path, copy))
     except OSError as error:
         raise SandboxError(f"{source} cannot be copied: {error}") from error
 
@@ -93,31 +94,33 @@ def take_tree(source: Path, target: Path) -> None:
         copy_tree(source, target)
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    """What is in `directory`, without what is too deep to be named from outside."""
-    limit = os.pathconf("/", "PC_PATH_MAX") - 256
-    with os.scandir(directory) as entries:
-        return [entry for entry in entries if len(os.fsencode(entry.path)) < limit]
+def _entries(here: str, there: str) -> list[tuple[os.DirEntry[str], str]]:
+    """What is in `here`, each with its path in `there`, without what is too deep to be named."""
+    limit = os.pathconf("/", "PC_PATH_MAX")
+    with os.scandir(here) as entries:
+        paths = [(entry, f"{there}/{entry.name}") for entry in entries]
+    return [(entry, copy) for entry, copy in paths if max(len(os.fsencode(entry.path)), len(os.fsencode(copy))) < limit]
 
 
-def _copy_entry(entry: os.DirEntry[str], target: Path, copied: dict[tuple[int, int], Path]) -> None:
+def _copy_entry(entry: os.DirEntry[str], target: str, copied: dict[tuple[int, int], str]) -> None:
     info = entry.stat(follow_symlinks=False)
+    if not (stat.S_ISLNK(info.st_mode) or stat.S_ISREG(info.st_mode)):
+        return
+    if os.path.lexists(target):
+        os.unlink(target)
     if stat.S_ISLNK(info.st_mode):
-        target.unlink(missing_ok=True)
-        target.symlink_to(os.readlink(entry.path))
-    elif stat.S_ISREG(info.st_mode):
-        target.unlink(missing_ok=True)
-        if first := copied.get((info.st_dev, info.st_ino)):
-            os.link(first, target)
-            return
+        os.symlink(os.readlink(entry.path), target)
+    elif first := copied.get((info.st_dev, info.st_ino)):
+        os.link(first, target)
+    else:
         _copy_file(entry.path, target, info)
         if info.st_nlink > 1:
             copied[info.st_dev, info.st_ino] = target
 
 
-def _copy_file(source: str, target: Path, info: os.stat_result) -> None:
+def _copy_file(source: str, target: str, info: os.stat_result) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(os.open(source, flags), "rb") as reader, target.open("xb") as writer:
+    with open(os.open(source, flags), "rb") as reader, open(target, "xb") as writer:
         for start, end in _extents(reader.fileno(), info.st_size):
             reader.seek(start)
             writer.seek(start)
@@ -125,7 +128,7 @@ def _copy_file(source: str, target: Path, info: os.stat_result) -> None:
                 writer.write(data)
                 start += len(data)
         writer.truncate(info.st_size)
-    target.chmod(stat.S_IMODE(info.st_mode) & 0o777)
+    os.chmod(target, stat.S_IMODE(info.st_mode) & 0o777)
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 

@@ -5,7 +5,7 @@ one call and choice and is never merged with another, even where the ids are equ
 not change what the tree says: a context is found by its ids, wherever it lies.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,14 +22,16 @@ class TokenTree:
         """Rebuild from stored nodes, in the order of their ids.
 
         Raises:
-            ValueError: ids are not dense, or a parent is missing.
+            ValueError: ids are not dense, or a node's parent is missing or too short.
         """
         self.nodes: list[Node] = []
         self._children: dict[Position, list[Node]] = {}
         self._offsets: dict[int, list[int]] = {}
         for node in nodes:
-            if node.node_id != len(self.nodes) or node.parent.node >= node.node_id:
+            if node.node_id != len(self.nodes) or not ROOT <= node.parent.node < node.node_id:
                 raise ValueError(f"node {node.node_id} under {node.parent.node} comes at place {len(self.nodes)}")
+            if not 0 <= node.parent.offset <= self.end(node.parent.node).offset:
+                raise ValueError(f"node {node.node_id} hangs at token {node.parent.offset} of node {node.parent.node}")
             self._attach(node)
 
     def children(self, at: Position) -> tuple[Node, ...]:
@@ -59,16 +61,20 @@ class TokenTree:
     def descend(self, at: Position, ids: Int32Array) -> tuple[Position, int]:
         """Follow `ids` from `at` as far as the tree holds them; the place reached and how many were followed.
 
-        Where several nodes hold the same ids the oldest wins; the ids of the path are the same either way.
+        Where several nodes hold the same ids the oldest wins; the ids of the path are the same either way. Enters no node twice.
         """
         best = (at, 0)
         open_ends = [(at, 0)]
         while open_ends:
-            place, taken = open_ends.pop()
-            if taken > best[1]:
-                best = (place, taken)
-            if taken < len(ids):
-                open_ends.extend(self._steps(place, ids, taken))
+            start, taken = open_ends.pop()
+            rest = ids[taken:]
+            common = common_prefix(self.nodes[start.node].ids[start.offset :], rest) if start.node != ROOT else 0
+            if taken + common > best[1]:
+                best = (Position(start.node, start.offset + common), taken + common)
+            open_ends += [
+                (Position(child.node_id, 0), taken + child.parent.offset - start.offset)
+                for child in self._branches(start, common, rest)
+            ]
         return best
 
     def add_context(self, at: Position, ids: Int32Array, call_id: str) -> Position:
@@ -99,23 +105,17 @@ class TokenTree:
             self._offsets.setdefault(node.parent.node, []).append(node.parent.offset)
         siblings.append(node)
 
-    def _steps(self, at: Position, ids: Int32Array, taken: int) -> Iterator[tuple[Position, int]]:
-        """Every way on from `at` that agrees with at least one more id, newest first (the caller takes from the end)."""
-        rest = ids[taken:]
-        for child in reversed(self._children.get(at, [])):
-            if common := common_prefix(child.ids, rest):
-                yield from self._stops(child, 0, common, taken)
-        if at.node != ROOT and at.offset < len(self.nodes[at.node].ids):
-            node = self.nodes[at.node]
-            if common := common_prefix(node.ids[at.offset :], rest):
-                yield from self._stops(node, at.offset, common, taken)
-
-    def _stops(self, node: Node, start: int, common: int, taken: int) -> Iterator[tuple[Position, int]]:
-        """Places inside the agreeing stretch where a branch hangs, and its end."""
-        yield Position(node.node_id, start + common), taken + common
-        for offset in self._offsets.get(node.node_id, ()):
-            if start < offset < start + common:
-                yield Position(node.node_id, offset), taken + offset - start
+    def _branches(self, start: Position, common: int, rest: Int32Array) -> list[Node]:
+        """Nodes that leave the `common` tokens after `start` and agree with `rest`; newest first: the caller takes the last."""
+        offsets = [offset for offset in self._offsets.get(start.node, ()) if 0 <= offset - start.offset <= common]
+        agreeing = [
+            child
+            for offset in offsets
+            if offset - start.offset < len(rest)
+            for child in self._children[Position(start.node, offset)]
+            if child.ids[0] == rest[offset - start.offset]
+        ]
+        return sorted(agreeing, key=lambda child: child.node_id, reverse=True)
 
 
 def common_prefix(left: Int32Array, right: Int32Array) -> int:

@@ -6,6 +6,7 @@ Here a sequence attends to its own keys; and where all sequences decode, those t
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,8 +64,13 @@ def attend(
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     queries, keys = query.shape[2], key.shape[2]
     whole = queries == keys
-    mask = None if whole else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    mask = None if whole else _mask(queries, keys)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole, scale=scaling, enable_gqa=True)
+
+
+@lru_cache(maxsize=32)  # all layers of a step need the same ones
+def _mask(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
 
 def _write(cache: Tensor, new: Tensor, tables: Tensor, lengths: Tensor) -> None:

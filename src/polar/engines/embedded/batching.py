@@ -60,6 +60,7 @@ def make_manager(
     # on a GPU. Ours is one that it does not know, and does the same on CPU.
     model.set_attn_implementation(attention.NAME)
     manager.continuous_batching_config.max_blocks_per_request = blocks
+    manager.warmup()  # takes the memory now, where a lack of it is an error of the caller and not of a thread
     return manager
 
 
@@ -77,13 +78,13 @@ def stop(manager: Any) -> None:
 
 
 def counters(manager: Any) -> dict[str, int]:
-    """Requests and prefix cache, by vLLM's names; zeros before the first step."""
-    scheduler = manager.batch_processor and manager.batch_processor.scheduler
+    """Requests and prefix cache, by vLLM's names."""
+    scheduler = manager.batch_processor.scheduler
     return {
-        "num_requests_running": len(scheduler.active_requests) if scheduler else 0,
-        "num_requests_waiting": len(scheduler.waiting_requests) if scheduler else 0,
-        "prefix_cache_queries_total": scheduler.prefix_queries if scheduler else 0,
-        "prefix_cache_hits_total": scheduler.prefix_hits if scheduler else 0,
+        "num_requests_running": len(scheduler.active_requests),
+        "num_requests_waiting": len(scheduler.waiting_requests),
+        "prefix_cache_queries_total": scheduler.prefix_queries,
+        "prefix_cache_hits_total": scheduler.prefix_hits,
     }
 
 

@@ -1,0 +1,51 @@
+"""`polar audit`: the proof, and what breaks it, with the exit status that scripts go by."""
+
+from polar.audit.claims import CLAIMS
+from polar.rollout.folder import RunFolder
+from tests.audit.damage import WORK, Damage
+from tests.cli.conftest import Polar
+
+
+def test_a_finished_run_is_proven(polar: Polar, run: RunFolder) -> None:
+    told = polar("audit", run.path)
+    assert told.exit_code == 0
+    assert told.output.count("✓") == len(CLAIMS)
+    assert "runs/one: proven" in told.output
+
+
+def test_a_damaged_run_is_not(polar: Polar, run: RunFolder) -> None:
+    damage = Damage(run)
+    damage.logprobs(WORK, damage.sampled(WORK), lambda values: values.__setitem__(1, 0.5))
+    told = polar("audit", run.path)
+    assert told.exit_code == 1
+    assert "✗ 1 L02" in told.output
+    assert "L02: log-probability 0.5 of sampled token 1 of" in told.output
+    assert told.output.count("✓") == len(CLAIMS) - 1
+
+
+def test_without_the_model_it_says_what_was_not_checked(polar: Polar, run: RunFolder) -> None:
+    Damage(run).ledger("UPDATE meta SET value = '/nowhere' WHERE name = 'model_path'")
+    told = polar("audit", run.path)
+    assert told.exit_code == 0
+    assert told.output.count("not checked") == 2
+
+
+def test_rescoring_with_an_engine(polar: Polar, run: RunFolder, engine_url: str) -> None:
+    told = polar("audit", run.path, "--rescore", engine_url)
+    assert told.exit_code == 0, told.output
+    assert "all 4 traces" in told.output
+    assert "turn 3" in told.output
+    assert "not compared: 1 tokens, excluded: aborted" in told.output
+
+
+def test_what_cannot_be_proven_is_not_rescored(polar: Polar, run: RunFolder) -> None:
+    Damage(run).call(WORK, 1, prompt_tokens=1)
+    told = polar("audit", run.path, "--rescore", "http://127.0.0.1:9")
+    assert told.exit_code == 1
+    assert "not rescored" in told.output
+
+
+def test_no_engine_to_rescore_with(polar: Polar, run: RunFolder) -> None:
+    told = polar("audit", run.path, "--rescore", "http://127.0.0.1:9")
+    assert told.exit_code == 1
+    assert "no engine answers at http://127.0.0.1:9" in told.stderr

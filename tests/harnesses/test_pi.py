@@ -1,0 +1,67 @@
+"""The preset of Pi, and the real Pi."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from polar import harnesses
+from polar.errors import InstallError
+from polar.harnesses import node
+from polar.sandboxes import Exit
+from polar.specs import HarnessSpec, SamplingSpec, Task
+from tests.harnesses.conftest import ENDPOINT, Start
+
+TASK = Task("t", "--version @file /help", harness=HarnessSpec("pi"))
+
+
+@pytest.fixture(scope="module")
+def installed(cache_dir: Path) -> None:
+    harnesses.get("pi").install(cache_dir, print)
+    assert harnesses.get("pi").installed(cache_dir)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.timeout(600)
+async def test_the_real_pi_starts_in_the_sandbox(start: Start) -> None:
+    ended, out, err = await start(TASK, ["--version"])
+    assert (ended, out.strip()) == (Exit(0), "1.6.0"), err
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.timeout(600)
+async def test_the_real_pi_takes_the_instruction_as_text_and_knows_its_model(start: Start) -> None:
+    ended, out, err = await start(TASK, [])  # nobody listens: it asks in vain, a few times
+    assert ended == Exit(0), err
+    events = [json.loads(line) for line in out.splitlines()]
+    said = [event["message"] for event in events if event["type"] == "message_end" and event["message"]["role"] == "user"]
+    assert said[0]["content"] == [{"type": "text", "text": TASK.instruction}]
+    failed = [event["message"] for event in events if event["type"] == "message_end" and event["message"]["role"] == "assistant"]
+    assert {(message["provider"], message["model"], message["stopReason"]) for message in failed} == {
+        ("polar", "policy", "error")
+    }
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_launch_says_all_that_pi_must_know(cache_dir: Path) -> None:
+    task = msgspec.structs.replace(TASK, sampling=SamplingSpec(max_tokens=512))
+    launch = harnesses.get("pi").launch(task, ENDPOINT, cache=cache_dir, workspace="/workspace", home="/home/agent")
+    assert launch.command.stdin == task.instruction
+    assert task.instruction not in launch.command.argv
+    assert launch.command.env["PI_CODING_AGENT_DIR"] == "/home/agent/agent"
+    provider = json.loads(launch.home_files["agent/models.json"])["providers"]["polar"]
+    assert (provider["baseUrl"], provider["apiKey"]) == ("http://127.0.0.1:1/s/pk-test/v1", "pk-test")
+    assert provider["models"][0]["maxTokens"] == 512
+    assert provider["models"][0]["contextWindow"] == 8192 + 4096
+    # Compaction starts a quarter of the real window before its end.
+    assert json.loads(launch.home_files["agent/settings.json"])["compaction"] == {
+        "reserveTokens": 2048 + 4096,
+        "keepRecentTokens": 2048,
+    }
+
+
+def test_a_launch_without_node_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "_of_the_system", lambda: None)
+    with pytest.raises(InstallError, match=r"Node\.js, which pi runs on, is not installed"):
+        harnesses.get("pi").launch(TASK, ENDPOINT, cache=tmp_path, workspace="/w", home="/h")
