@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def test_every_dependency_is_pinned_and_no_host_is_named() -> None:
 
 def test_the_version_has_one_source() -> None:
     assert __version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    done = subprocess.run([Path(sys.executable).with_name("polar"), "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"polar {__version__}\n"
 
 
 def test_a_machine_without_a_fit_python_is_told_so(tmp_path: Path) -> None:

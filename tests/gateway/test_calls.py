@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from polar.engines.scripted import Scripted, ScriptedCall
+from polar.gateway.app import GatewayApp
 from polar.specs import SamplingSpec
 from polar.store.capture import CaptureReader
 from polar.trajectory.builders import build
@@ -221,3 +222,27 @@ async def settled(stand: Stand, session_id: str):  # type: ignore[no-untyped-def
         while not stored(stand, session_id):
             await asyncio.sleep(0.01)
     return await stand.captured(session_id)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_committed_answer_that_never_arrived_is_replayed_after_a_restart(
+    serve: Serve, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(GatewayApp, "_delivered", lambda *_: None)  # as if the process died before it knew
+        async with serve(working) as stand:
+            _, key = await stand.open()
+            port = int(stand.gateway.url.rsplit(":", 1)[1])
+            first = await Conversation(stand.client(key)).ask(stream=stream)
+    async with serve(working, port=port) as stand:
+        assert stand.gateway.restored == 1
+        talk = Conversation(stand.client(key))
+        again = await talk.ask(stream=stream)
+        assert again == first
+        assert stand.log == []
+        await talk.ask(stream=stream)
+        (session,) = stand.gateway.sessions
+        captured = await stand.captured(session.session_id)
+        assert [call.delivered for call in captured.calls] == [True, True]
+        assert captured.calls[1].parent_call == captured.calls[0].call_id
+        assert len(build(captured, builder="prefix_merging", status="completed", reward=1.0).traces) == 1

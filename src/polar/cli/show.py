@@ -38,6 +38,7 @@ def _show_run(console: Console, run: Run) -> None:
     console.print(plain(" · ".join([str(run.folder.path), *meta]), "dim"), soft_wrap=True)
     if run.results:
         console.print(per_task(run.results))
+        console.print()
     console.print(_sessions(run))
     if run.sessions:
         one = shlex.quote(f"{run.folder.path}/{run.sessions[0].session_id}")
@@ -46,7 +47,7 @@ def _show_run(console: Console, run: Run) -> None:
 
 def _sessions(run: Run) -> Table:
     """A row per attempt."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("session", no_wrap=True)
     table.add_column("task", overflow="fold")
     table.add_column("status", no_wrap=True)

@@ -16,13 +16,13 @@ STATUS_STYLE = {"completed": "green", "timed_out": "yellow", "failed": "red", "c
 
 def per_task(results: Sequence[SessionResult]) -> Table:
     """A row per task, and their sum; pass@1 is the mean reward, with how many there are. Results of one task lie together."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("task", overflow="fold", min_width=8)
     for name in ("pass@1", "calls", "sampled", "trained"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("excluded", min_width=13)
     table.add_column("traces", justify="right", no_wrap=True)
-    table.add_column("prep/run/score", justify="right", no_wrap=True)
+    table.add_column("prep/run/\nscore, s", justify="right", no_wrap=True)
     for task_id, group in groupby(results, key=lambda result: result.task_id):
         table.add_row(plain(task_id), *_cells(list(group)))
     table.add_section()
@@ -39,7 +39,7 @@ def _cells(results: Sequence[SessionResult]) -> Iterator[str]:
     yield count(accounting.trained)
     yield excluded(accounting, between="\n")
     yield count(sum(result.traces for result in results))
-    yield "/".join(mean_seconds([result.timing for result in results], stage) for stage in STAGES) + " s"
+    yield "/".join(mean_seconds([result.timing for result in results], stage) for stage in STAGES)
 
 
 def total(results: Iterable[SessionResult]) -> Accounting:

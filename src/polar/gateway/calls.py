@@ -17,7 +17,7 @@ import xxhash
 
 from polar.chat import ChatRequest, FinishReason, Message, Reply, TextPart, ToolCall, Usage
 from polar.engines.protocol import Engine, EngineInfo, Generated, ResolvedSampling
-from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError, StoreError
+from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError
 from polar.gateway.feed import Feed
 from polar.ids import new_call_id, tool_call_id
 from polar.specs import Finding, Int32Array, SamplingSpec, VersionSpan

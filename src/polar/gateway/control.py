@@ -9,6 +9,7 @@
 
 import asyncio
 import hmac
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -96,9 +97,12 @@ def _builder(request: Request) -> BuilderName:
 def _reward(request: Request) -> float | None:
     value = request.query_params.get("reward")
     try:
-        return None if value is None else float(value)
+        reward = None if value is None else float(value)
     except ValueError:
-        raise UsageError(f"reward: expected a number, got {value!r}") from None
+        reward = math.nan
+    if reward is not None and not math.isfinite(reward):
+        raise UsageError(f"reward: expected a finite number, got {value!r}")
+    return reward
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -169,7 +169,10 @@ class Sessions:
             StoreError: a stored session was rendered by another renderer, or cannot be read.
         """
         for stored in reader.sessions():
-            history = History(self._renderer, () if stored.frozen else reader.nodes(stored.session_id))
+            try:
+                history = History(self._renderer, () if stored.frozen else reader.nodes(stored.session_id))
+            except ValueError as error:
+                raise StoreError(f"the token tree of session {stored.session_id} is damaged: {error}") from error
             session = LiveSession(stored, history, frozen=stored.frozen)
             if not stored.frozen:
                 self._replay(session, reader)

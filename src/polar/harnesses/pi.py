@@ -3,7 +3,8 @@
 Facts about 1.6.0 that the launch rests on, each seen in its source and in its requests:
 
 - The system prompt holds the working directory and the path of Pi's own documentation, and neither date nor host name:
-  sessions whose sandboxes show the same paths get the same prompt on the same machine.
+  sessions whose sandboxes show the same paths get the same prompt on the same machine. `AGENTS.md` and `CLAUDE.md` of the
+  workspace join it, and those of the directories above: in a `process` sandbox these are directories of the host.
 - It asks for at most `context window - estimated input - 4096` tokens, and never for less than one: in a small window
   every reply would soon end after one token. So it is told of 4,096 tokens more; the gateway, which counts exactly, keeps
   the bound.

@@ -19,7 +19,7 @@ class Command(Struct, frozen=True):
         argv: program and arguments, as seen inside.
         env: the whole environment, nothing is inherited but PATH-like basics that the sandbox itself sets.
         stdin: text given on standard input, then end of file.
-        readable: directories outside (a harness's installation) that the command may read, at the same path inside.
+        readable: directories or files outside (a harness's installation) that the command may read, at the same path inside.
     """
 
     argv: tuple[str, ...]

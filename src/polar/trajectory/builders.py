@@ -50,7 +50,10 @@ def build(
 
     Raises:
         CaptureError: the accounting identity does not hold, or a sampled token has no policy version (W01).
+        ValueError: the reward is no finite number, or the nodes are no tree.
     """
+    if reward is not None and not np.isfinite(reward):
+        raise ValueError(f"expected a finite reward, or None, got {reward}")
     tree = TokenTree(captured.nodes)
     excluded = excluded_calls(captured.calls, tree)
     answers = _answers(captured.calls, tree, excluded)
@@ -64,12 +67,12 @@ def build(
 
 def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, ExcludedReason]:
     """Why each untrained call is not trained, by call id; a call that is not named is trained."""
-    replaced = {call.replaces for call in calls if call.replaces}
+    replaced = {call.replaces for call in calls if call.replaces} | _cut_and_asked_again(calls, tree)
     reasons: dict[str, ExcludedReason] = {}
     for call in calls:
         if call.status == "failed":
             reasons[call.call_id] = "untrusted"
-        elif call.call_id in replaced or _cut_and_asked_again(call, calls, tree):
+        elif call.call_id in replaced:
             reasons[call.call_id] = "superseded"
         elif call.status == "aborted":
             reasons[call.call_id] = "aborted"
@@ -78,19 +81,30 @@ def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, Excluded
     return reasons
 
 
-def _cut_and_asked_again(call: Call, calls: Sequence[Call], tree: TokenTree) -> bool:
-    """C05: the answer was cut by `length`, and a later prompt goes on from the same prompt without it."""
-    nodes = {choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None}
-    if not nodes:
-        return False
-    asked_again = False
-    for later in calls:
-        if later.ordinal > call.ordinal:
-            reached = {node.node_id: stop for node, stop in tree.spans(later.prompt)}
-            if any(reached.get(node) == len(tree.nodes[node].ids) for node in nodes):
-                return False
-            asked_again |= reached.get(call.prompt.node, -1) >= call.prompt.offset
+def _cut_and_asked_again(calls: Sequence[Call], tree: TokenTree) -> set[str]:
+    """C05: calls whose answer was cut by `length`, and which a later call asks again, or goes on from without the answer."""
+    cut = {call.call_id: nodes for call in calls if (nodes := _cut_nodes(call))}
+    prompts = [(call, {node.node_id: stop for node, stop in tree.spans(call.prompt)}) for call in calls] if cut else []
+    asked_again: set[str] = set()
+    for call in calls:
+        if call.call_id in cut:
+            later = [(other, reached) for other, reached in prompts if other.ordinal > call.ordinal]
+            kept = any(reached.get(node) == len(tree.nodes[node].ids) for _, reached in later for node in cut[call.call_id])
+            if not kept and any(_asks_again(call, other, reached) for other, reached in later):
+                asked_again.add(call.call_id)
     return asked_again
+
+
+def _cut_nodes(call: Call) -> list[int]:
+    return [choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None]
+
+
+def _asks_again(call: Call, later: Call, reached: Mapping[int, int]) -> bool:
+    """`later`, whose prompt goes through `reached` (node → tokens), holds the whole prompt of `call`, or all its messages."""
+    if later.kind != call.kind:
+        return False
+    holds_messages = later.message_hashes[: len(call.message_hashes)] == call.message_hashes
+    return holds_messages or reached.get(call.prompt.node, -1) >= call.prompt.offset
 
 
 def _answers(calls: Sequence[Call], tree: TokenTree, excluded: Mapping[str, ExcludedReason]) -> list[_Answer]:
