@@ -127,7 +127,8 @@ async def serve_gateway(engine_url: str, sessions: int, capture: Path) -> None:
     client = VllmEngine(engine_url)
     async with gateway(client, load_renderer(resolve("smollm2")), capture) as running:
         opened = [
-            await running.sessions.open(task_id="bench", profile=HarnessProfile(), sampling=SamplingSpec()) for _ in range(sessions)
+            await running.sessions.open(task_id="bench", profile=HarnessProfile(), sampling=SamplingSpec())
+            for _ in range(sessions)
         ]
         print(json.dumps([running.base_url(one.key) for one in opened]), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -188,7 +189,13 @@ def direct_caller(http: aiohttp.ClientSession, url: str, tokens: int) -> Callabl
     ids = np.full(tokens, 504).tolist()
     params = {"max_tokens": 1000, "temperature": 1.0, "logprobs": 0}
     body = msgspec.json.encode(
-        {"request_id": "x", "token_ids": ids, "sampling_params": params, "stream": True, "stream_options": {"include_usage": True}}
+        {
+            "request_id": "x",
+            "token_ids": ids,
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
     )
 
     async def call() -> None:
@@ -242,7 +249,16 @@ def median_ms(runs: list[Measured]) -> float:
 
 async def compare(engine: str, sizes: list[str], turns: int, rounds: int) -> tuple[Table, Table]:
     """The two tables: what is added to a call, and where the CPU goes."""
-    added = Table("calls", "at a time", "engine ms", "gateway ms", "added ms", "turns/s", "CPU ms/call", title="The gateway's share of a call")
+    added = Table(
+        "calls",
+        "at a time",
+        "engine ms",
+        "gateway ms",
+        "added ms",
+        "turns/s",
+        "CPU ms/call",
+        title="The gateway's share of a call",
+    )
     stages = Table("calls", title="CPU ms per call by stage (first call of each session included)")
     rows: list[dict[str, float]] = []
     for size in sizes:
@@ -250,7 +266,10 @@ async def compare(engine: str, sizes: list[str], turns: int, rounds: int) -> tup
             runs: list[tuple[Measured, Measured]] = []
             for _ in range(rounds):
                 runs.append(
-                    (await straight(engine, SIZES[size], concurrency, turns), await through_gateway(engine, SIZES[size], concurrency, turns))
+                    (
+                        await straight(engine, SIZES[size], concurrency, turns),
+                        await through_gateway(engine, SIZES[size], concurrency, turns),
+                    )
                 )
             direct, gated = [run for run, _ in runs], [run for _, run in runs]
             per_call = [run.cpu / (run.calls + concurrency) for run in gated]
@@ -294,7 +313,9 @@ def main() -> None:
             console = Console(width=160)
             for table in asyncio.run(compare(url, args.sizes, args.turns, args.rounds)):
                 console.print(table)
-            console.print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, {args.rounds} rounds of {args.turns} turns, medians")
+            console.print(
+                f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, {args.rounds} rounds of {args.turns} turns, medians"
+            )
 
 
 if __name__ == "__main__":

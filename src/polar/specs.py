@@ -51,8 +51,8 @@ class EvaluatorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: `command` or `session_completed`.
-        command: for `command`, a shell line; its exit status 0 is reward 1, another is 0, unless it prints a line
-            `reward: X` last. It runs in a fresh copy of the workspace, with `POLAR_ANSWER` naming a file with the last
+        command: for `command`, a shell line; its exit status 0 is reward 1, or X if it prints `reward: X` last; any other
+            status is reward 0. It runs in a fresh copy of the workspace, with `POLAR_ANSWER` naming a file with the last
             text that the policy wrote.
         files: for `command`, files put into that copy before it runs, path → text; the agent never sees them.
     """

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.audit.folders import make_run
 
 from polar.engines.renderers import load_renderer
 from polar.rollout.folder import RunFolder
 from polar.tokens.rendering import Renderer
+from tests.audit.folders import make_run
 
 
 @pytest.fixture(scope="session")

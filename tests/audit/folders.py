@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from tests.gateway.conversation import Conversation, call_text
 from tokenizers import Tokenizer
 
 from polar.engines.renderers import load_renderer
@@ -18,6 +17,7 @@ from polar.rollout.sessions import Attempt, Ending, result_from_store
 from polar.specs import HarnessProfile, Task, Timing
 from polar.store.ledger import Ledger
 from polar.version import __version__
+from tests.gateway.conversation import Conversation, call_text
 
 Play = Callable[[Conversation], Awaitable[None]]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.audit.damage import CUT, WORK, Damage
-from tests.audit.folders import reply
 from tokenizers import Tokenizer
 
 from polar.audit.rescore import APPROXIMATE, EXACT, Rescoring, Tolerance, rescore
@@ -19,6 +17,8 @@ from polar.rollout.folder import RunFolder
 from polar.specs import Accounting
 from polar.store.capture import CaptureReader
 from polar.store.captured import captured
+from tests.audit.damage import CUT, WORK, Damage
+from tests.audit.folders import reply
 
 Rescore = Callable[..., Awaitable[Rescoring]]
 

@@ -7,16 +7,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.audit.damage import CUT, HANG_UP, REWRITE, WORK, Damage
 
 from polar.audit import traces
+from polar.audit.calls import check_sampled
 from polar.audit.claims import CLAIMS
+from polar.audit.ground import Ground
 from polar.audit.run import RunAudit, audit_run
 from polar.chat import Message, TextPart
 from polar.rollout.folder import RunFolder
 from polar.specs import Accounting, Trace, Trajectory
+from polar.store.capture import CaptureReader
+from polar.store.captured import read_captured
 from polar.tokens.rendering import Renderer
 from polar.trajectory.builders import build
+from tests.audit.damage import CUT, HANG_UP, REWRITE, WORK, Damage
 
 
 def test_a_finished_run_is_proven(finished: RunFolder, renderer: Renderer) -> None:
@@ -177,6 +181,22 @@ def test_a_session_that_was_opened_and_never_used_is_no_finding(run: RunFolder, 
     damage.ledger("DELETE FROM stage_changes")
     damage.ledger("DELETE FROM sessions WHERE rowid = ?", HANG_UP)
     assert audit_run(run.ledger, run.capture, renderer).findings == ()
+
+
+def test_what_a_failed_call_sampled_needs_no_choice(run: RunFolder, renderer: Renderer) -> None:
+    damage = Damage(run)
+    damage.capture("UPDATE calls SET status = 'failed' WHERE session = ? AND ordinal = 2", WORK)
+    damage.call(WORK, 2, choices=())
+    audit = audit_run(run.ledger, run.capture, renderer)
+    assert found(audit) == {"ledger"}, "only the ledger still counts its tokens as trained"
+
+
+def test_values_that_do_not_go_with_their_ids_are_found(finished: RunFolder) -> None:
+    session = CaptureReader.open(finished.capture).sessions()[0]
+    records = read_captured(finished.capture, session.session_id)
+    nodes = [replace(node, logprobs=node.logprobs[1:]) if node.logprobs is not None else node for node in records.nodes]
+    codes = {finding.code for finding in check_sampled(records.calls, Ground(nodes), None)}
+    assert codes == {"T08"}
 
 
 def test_a_session_without_a_result_is_counted_as_unfinished(run: RunFolder, renderer: Renderer) -> None:

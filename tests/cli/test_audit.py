@@ -1,5 +1,7 @@
 """`polar audit`: the proof, and what breaks it, with the exit status that scripts go by."""
 
+import re
+
 from polar.audit.claims import CLAIMS
 from polar.rollout.folder import RunFolder
 from tests.audit.damage import WORK, Damage
@@ -35,7 +37,7 @@ def test_rescoring_with_an_engine(polar: Polar, run: RunFolder, engine_url: str)
     assert told.exit_code == 0, told.output
     assert "all 4 traces" in told.output
     assert "turn 3" in told.output
-    assert "not compared: 1 tokens, excluded: aborted" in told.output
+    assert re.search(r"not compared: \d+ tokens, excluded: aborted", told.output)
 
 
 def test_what_cannot_be_proven_is_not_rescored(polar: Polar, run: RunFolder) -> None:

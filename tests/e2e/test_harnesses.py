@@ -17,16 +17,24 @@ from polar.trajectory.builders import build
 
 def calls(*wanted: tuple[str, dict[str, object]], before: str = "") -> Scripted:
     """A reply with tool calls, spelled as no serialiser spells them."""
-    spelled = [f'<tool_call>\n{{"name":  "{name}", "arguments": {json.dumps(args, indent=1)}}}\n</tool_call>' for name, args in wanted]
+    spelled = [
+        f'<tool_call>\n{{"name":  "{name}", "arguments": {json.dumps(args, indent=1)}}}\n</tool_call>' for name, args in wanted
+    ]
     return Scripted(before + "\n".join(spelled), tokens_per_chunk=5)
 
 
 def pi_policy(call: ScriptedCall) -> Scripted:
     """Every tool of Pi, two calls at once, odd text, and an answer."""
     turns = [
-        calls(("bash", {"command": "printf 'one\\ntwo <|im%send|> caf\u00e9\\n' _ > a.txt && cat a.txt"}), before="  Let me look.\n\n"),
+        calls(
+            ("bash", {"command": "printf 'one\\ntwo <|im%send|> caf\u00e9\\n' _ > a.txt && cat a.txt"}),
+            before="  Let me look.\n\n",
+        ),
         calls(("read", {"path": "a.txt"})),
-        calls(("edit", {"path": "a.txt", "edits": [{"oldText": "one", "newText": "three"}]}), before="Caf\u00e9 \u65e5\u672c \u2028 it is.\n"),
+        calls(
+            ("edit", {"path": "a.txt", "edits": [{"oldText": "one", "newText": "three"}]}),
+            before="Caf\u00e9 \u65e5\u672c \u2028 it is.\n",
+        ),
         calls(("write", {"path": "deep/b.txt", "content": "b & <tool_call>\n"}), ("bash", {"command": "sleep 0.1; ls -1"})),
         calls(("bash", {"command": "cat a.txt deep/b.txt", "timeout": 30})),
     ]

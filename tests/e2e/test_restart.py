@@ -115,7 +115,9 @@ async def run_pi(base_url: str, key: str, place: Path) -> int:
     return done.status
 
 
-async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_goes_on(smollm2_dir: Path, tmp_path: Path) -> None:
+async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_goes_on(
+    smollm2_dir: Path, tmp_path: Path
+) -> None:
     engine = ScriptedEngine(Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")), three_turns, model_dir=smollm2_dir)
     port, out, killed = free_port(), tmp_path / "gateway", asyncio.Event()
     in_store: list[Call] = []
@@ -134,7 +136,9 @@ async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_
 
             proxy = await asyncio.start_server(CuttingProxy(port, 2, kill), "127.0.0.1", 0)
             through = proxy.sockets[0].getsockname()[1]
-            harness = asyncio.create_task(run_pi(f"http://127.0.0.1:{through}/s/{session['key']}", session["key"], tmp_path / "pi"))
+            harness = asyncio.create_task(
+                run_pi(f"http://127.0.0.1:{through}/s/{session['key']}", session["key"], tmp_path / "pi")
+            )
             async with asyncio.timeout(60):
                 await killed.wait()
         assert [(call.status, call.choices[0].finish_reason) for call in in_store] == [("ok", "tool_calls")] * 2

@@ -1,12 +1,13 @@
 """Rewards of finished sessions."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from polar import evaluators
 from polar.errors import EvaluatorError, UsageError
-from polar.evaluators import Finished
+from polar.evaluators import Finished, Score
 from polar.sandboxes import SandboxFactory, choose
 from polar.specs import EvaluatorSpec, SessionStatus, Task, Timeouts
 from tests.sandboxes.conftest import need_bubblewrap
@@ -31,6 +32,12 @@ def finished(tmp_path: Path) -> Finished:
 async def score(
     finished: Finished, factory: SandboxFactory, command: str, files: dict[str, str] | None = None, timeout: float = 20
 ) -> float:
+    return (await judge(finished, factory, command, files, timeout)).reward
+
+
+async def judge(
+    finished: Finished, factory: SandboxFactory, command: str, files: dict[str, str] | None = None, timeout: float = 20
+) -> Score:
     spec = EvaluatorSpec("command", command, files or {})
     task = Task("t", "do it", evaluator=spec, timeouts=Timeouts(score=timeout))
     return await evaluators.get("command").score(task, finished, factory)
@@ -42,7 +49,8 @@ async def score(
         ("grep -q 42 result.txt", 1.0),
         ("grep -q 43 result.txt", 0.0),
         ("echo reward: 0.25", 0.25),
-        ("echo reward: -3e-1; exit 1", -0.3),
+        ("echo reward: -3e-1", -0.3),
+        ("echo reward: 1; exit 1", 0.0),
         ("echo 'reward: 0.5'; echo; echo", 0.5),
         ("echo reward: 0.5; echo done", 1.0),
         ("echo reward: 0.5 >&2", 1.0),
@@ -78,8 +86,8 @@ async def test_an_agent_gains_nothing_by_standing_in_the_way(obstacle: str, fini
             tests.touch()
         case "directory":
             (tests / "check.sh").mkdir(parents=True)
-    assert await score(finished, factory, "true", {"tests/check.sh": "exit 0"}) == 0.0
-    assert "tests/check.sh" in (finished.logs / "evaluator.err").read_text()
+    verdict = await judge(finished, factory, "true", {"tests/check.sh": "exit 0"})
+    assert verdict == Score(0.0, "tests/check.sh, where a file of the evaluator belongs, was obstructed by the agent")
 
 
 async def test_a_link_within_the_workspace_is_not_in_the_way(finished: Finished, factory: SandboxFactory) -> None:
@@ -95,23 +103,35 @@ async def test_a_link_within_the_workspace_is_not_in_the_way(finished: Finished,
         ("echo reward: nan", "is no finite number"),
         ("echo reward: inf", "is no finite number"),
         ("echo reward:", "is no finite number"),
+    ],
+)
+async def test_a_malformed_reward_is_no_reward(command: str, message: str, finished: Finished, factory: SandboxFactory) -> None:
+    with pytest.raises(EvaluatorError, match=message):
+        await score(finished, factory, command)
+
+
+@pytest.mark.parametrize(
+    ("command", "note"),
+    [
         ("no-such-program", "cannot be run .exit status 127.*evaluator.err"),
         ("./result.txt", "cannot be run .exit status 126"),
         ("kill -9 $$", "ended by signal 9"),
         ("sh -c 'kill -9 $$'; exit $?", "ended by signal 9"),
     ],
 )
-async def test_an_evaluator_that_breaks_gives_no_reward(
-    command: str, message: str, finished: Finished, factory: SandboxFactory
+async def test_a_test_that_breaks_on_what_the_agent_left_is_zero_with_a_note(
+    command: str, note: str, finished: Finished, factory: SandboxFactory
 ) -> None:
-    with pytest.raises(EvaluatorError, match=message):
-        await score(finished, factory, command)
+    verdict = await judge(finished, factory, command)
+    assert verdict.reward == 0.0
+    assert re.search(note, verdict.note)
     assert list(Path(finished.logs.parent / "sandboxes").iterdir()) == []
 
 
-async def test_an_evaluator_that_takes_too_long_gives_no_reward(finished: Finished, factory: SandboxFactory) -> None:
-    with pytest.raises(EvaluatorError, match=r"did not end within 0\.5 s.*logs"):
-        await score(finished, factory, "echo started; sleep 600", timeout=0.5)
+async def test_a_test_that_hangs_on_what_the_agent_left_is_zero(finished: Finished, factory: SandboxFactory) -> None:
+    verdict = await judge(finished, factory, "echo started; sleep 600", timeout=0.5)
+    assert verdict.reward == 0.0
+    assert "did not end within 0.5 s" in verdict.note
     assert (finished.logs / "evaluator.out").read_text() == "started\n"
     assert list(Path(finished.logs.parent / "sandboxes").iterdir()) == []
 
@@ -139,7 +159,8 @@ async def test_a_command_must_be_given_and_its_files_must_have_paths_of_their_ow
 )
 async def test_session_completed(status: SessionStatus, exit_status: int, reward: float, tmp_path: Path) -> None:
     finished = Finished("s1", status, exit_status, tmp_path, "", tmp_path)
-    assert await evaluators.get("session_completed").score(Task("t", "do it"), finished, choose("process", tmp_path)) == reward
+    verdict = await evaluators.get("session_completed").score(Task("t", "do it"), finished, choose("process", tmp_path))
+    assert verdict == Score(reward)
 
 
 def test_an_unknown_kind_is_answered_with_those_that_exist() -> None:

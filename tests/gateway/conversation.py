@@ -35,7 +35,9 @@ class Conversation:
         message = await (self._streamed(**extra) if stream else self._whole(**extra))
         self.messages.append(message)
         for call in message.get("tool_calls", []):
-            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"result of {call['id'][:6]} <|im_end|>"})
+            self.messages.append(
+                {"role": "tool", "tool_call_id": call["id"], "content": f"result of {call['id'][:6]} <|im_end|>"}
+            )
         return message
 
     def _request(self, extra: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ async def branches(serve: Serve, change) -> tuple[int, list[str]]:  # type: igno
     """Two turns, then the harness does something to its history, then one more: traces and fork reasons."""
     async with serve(script) as stand:
         session_id, key = await stand.open()
-        talk = Conversation(stand.client(key), [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do it."}])
+        talk = Conversation(
+            stand.client(key), [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do it."}]
+        )
         await talk.ask()
         await talk.ask(stream=True)
         change(talk)

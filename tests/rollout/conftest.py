@@ -30,7 +30,9 @@ def agent_task(id: str = "write", mode: str = "", samples: int = 2, **changes: o
         "id": id,
         "instruction": "Write 42 into made.txt, and say it.",
         "harness": HarnessSpec("shell", {"command": command}),
-        "evaluator": EvaluatorSpec("command", 'grep -q 42 "$POLAR_ANSWER" && test "$(cat made.txt)" = "$(cat want)"', {"want": "42\n"}),
+        "evaluator": EvaluatorSpec(
+            "command", 'grep -q 42 "$POLAR_ANSWER" && test "$(cat made.txt)" = "$(cat want)"', {"want": "42\n"}
+        ),
         "samples": samples,
         "timeouts": Timeouts(run=60),
         **changes,
@@ -68,7 +70,9 @@ def policy(smollm2_dir: Path, tmp_path: Path) -> Policy:
     """`async with policy(script) as (engine, options)`: a scripted engine, and options for a run on it."""
 
     @asynccontextmanager
-    async def start(script: Callable[[ScriptedCall], Scripted] = write_and_answer) -> AsyncIterator[tuple[ScriptedEngine, RunOptions]]:
+    async def start(
+        script: Callable[[ScriptedCall], Scripted] = write_and_answer,
+    ) -> AsyncIterator[tuple[ScriptedEngine, RunOptions]]:
         engine = ScriptedEngine(Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")), script, model_dir=smollm2_dir)
         async with scripted_server(engine) as url:
             yield engine, RunOptions(tmp_path / "run", url, sandbox="process", concurrency=4)

@@ -108,7 +108,7 @@ def test_reasoning_and_the_cut_of_parts_do_not_matter() -> None:
         (USER, NEXT, says("Done.")),
         (says("Done."),),
         (Message("tool", USER.content), says("Done.")),
-        (USER, calls("{}", text="Done.")),
+        (USER, calls("{}", SECOND, text="Done.")),
         (USER, says("Done."), NEXT, says("Never said.")),
     ],
 )

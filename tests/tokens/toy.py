@@ -1,4 +1,4 @@
-"""A renderer that can be read: an id is a character, and each character has two ids, so that one text can be sampled in two ways."""
+"""A renderer that can be read: an id is a character. Each character has two ids, so one text can be sampled in two ways."""
 
 from collections.abc import Sequence
 

@@ -4,10 +4,10 @@ from difflib import get_close_matches
 
 from polar.errors import UsageError
 from polar.evaluators.command import CommandEvaluator
-from polar.evaluators.protocol import Evaluator, Finished
+from polar.evaluators.protocol import Evaluator, Finished, Score
 from polar.evaluators.session_completed import SessionCompleted
 
-__all__ = ["Evaluator", "Finished", "get", "kinds"]
+__all__ = ["Evaluator", "Finished", "Score", "get", "kinds"]
 
 _EVALUATORS: tuple[Evaluator, ...] = (CommandEvaluator(), SessionCompleted())
 

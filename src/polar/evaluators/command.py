@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from polar.errors import EvaluatorError, SandboxError, UsageError
-from polar.evaluators.protocol import Finished
+from polar.evaluators.protocol import Finished, Score
 from polar.sandboxes.protocol import Exit, Sandbox, SandboxFactory, shell
 from polar.sandboxes.supervisor import DROPPED
 from polar.sandboxes.trees import relative_path
@@ -25,22 +25,21 @@ _NOT_RUNNABLE = (126, 127)  # what a shell says of a command that is not executa
 class CommandEvaluator:
     """Runs the task's `evaluator.command` on a copy of the workspace.
 
-    The reward is what it prints last as `reward: X`, else 1 for exit status 0 and 0 for another. If the agent put
-    something in the way of the evaluator's files, a link or a directory in the place of a file, the reward is 0.
+    Exit status 0 is reward 1, or what it prints last as `reward: X`. Every other end is reward 0 whatever it prints, since
+    what it runs is the agent's: another status, a signal, a time-out, something that the agent put in the way of the
+    evaluator's files. The score's note tells these apart from a plain "wrong".
     """
 
     kind = "command"
 
-    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> float:
-        """The reward; see `Evaluator.score`. Output goes to `evaluator.out` and `evaluator.err` in `finished.logs`."""
+    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> Score:
+        """See `Evaluator.score`. Output goes to `evaluator.out` and `evaluator.err` in `finished.logs`."""
         spec = task.evaluator
         if not spec.command.strip():
             raise UsageError(f"task {task.id!r}: evaluator `command` needs a `command`")
         out, err = finished.logs / "evaluator.out", finished.logs / "evaluator.err"
         if path := await asyncio.to_thread(_obstructed, finished.workspace, spec):
-            out.write_text("")
-            err.write_text(f"{path}, where a file of the evaluator belongs, was obstructed by the agent: reward 0\n")
-            return 0.0
+            return Score(0.0, f"{path}, where a file of the evaluator belongs, was obstructed by the agent")
         try:
             sandbox = await sandboxes.create(f"{finished.session_id}-score")
             try:
@@ -49,7 +48,7 @@ class CommandEvaluator:
                 await sandbox.close()
         except SandboxError as error:
             raise EvaluatorError(f"the evaluator's sandbox failed: {error}") from error
-        return _reward(ended, task.timeouts.score, await asyncio.to_thread(_last_line, out), err)
+        return _score(ended, task.timeouts.score, await asyncio.to_thread(_last_line, out), err)
 
 
 async def _evaluate(spec: EvaluatorSpec, finished: Finished, sandbox: Sandbox, timeout: float, out: Path, err: Path) -> Exit:
@@ -76,18 +75,19 @@ def _obstructed(workspace: Path, spec: EvaluatorSpec) -> str:
     return ""
 
 
-def _reward(ended: Exit, timeout: float, last_line: str, err: Path) -> float:
+def _score(ended: Exit, timeout: float, last_line: str, err: Path) -> Score:
     if ended.timed_out:
-        raise EvaluatorError(f"the evaluator did not end within {timeout:g} s; its output is in {err.parent}")
+        return Score(0.0, f"the evaluator did not end within {timeout:g} s; its output is in {err.parent}")
     if (number := _signal(ended.status)) > 0:
-        raise EvaluatorError(f"the evaluator was ended by signal {number}; its output is in {err.parent}")
+        return Score(0.0, f"the evaluator was ended by signal {number}; its output is in {err.parent}")
     if ended.status in _NOT_RUNNABLE:
-        raise EvaluatorError(f"the evaluator's command cannot be run (exit status {ended.status}); see {err}")
+        return Score(0.0, f"the evaluator's command cannot be run (exit status {ended.status}); see {err}")
+    if ended.status != 0:
+        return Score(0.0)
     if last_line.startswith(DROPPED):
         raise EvaluatorError(f"the evaluator printed so much that its last line is lost; see {err.with_suffix('.out')}")
-    if match := _REWARD.match(last_line):
-        return _parse(match[1], err)
-    return 1.0 if ended.status == 0 else 0.0
+    match = _REWARD.match(last_line)
+    return Score(_parse(match[1], err) if match else 1.0)
 
 
 def _signal(status: int) -> int:

@@ -28,15 +28,22 @@ class Finished(Struct, frozen=True):
     logs: Path
 
 
+class Score(Struct, frozen=True):
+    """A reward, and what somebody who wonders about it should know (a time-out, a command that is not there)."""
+
+    reward: float
+    note: str = ""
+
+
 class Evaluator(Protocol):
     """Scores sessions of one task."""
 
     kind: str
 
-    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> float:
-        """The reward.
+    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> Score:
+        """The reward. What the agent left cannot take it away: a test that hangs or dies on it is reward 0.
 
         Raises:
-            EvaluatorError: the evaluator broke or ran out of time; the session then has no reward.
+            EvaluatorError: the evaluator itself broke; the session then has no reward.
         """
         ...

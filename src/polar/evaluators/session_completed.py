@@ -1,6 +1,6 @@
 """The simplest evaluator: did the harness come to its end?"""
 
-from polar.evaluators.protocol import Finished
+from polar.evaluators.protocol import Finished, Score
 from polar.sandboxes.protocol import SandboxFactory
 from polar.specs import Task
 
@@ -10,6 +10,6 @@ class SessionCompleted:
 
     kind = "session_completed"
 
-    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> float:
-        """The reward; see `Evaluator.score`."""
-        return 1.0 if finished.status == "completed" and finished.exit_status == 0 else 0.0
+    async def score(self, task: Task, finished: Finished, sandboxes: SandboxFactory) -> Score:
+        """See `Evaluator.score`."""
+        return Score(1.0 if finished.status == "completed" and finished.exit_status == 0 else 0.0)

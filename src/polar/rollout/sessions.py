@@ -97,6 +97,7 @@ class Session:
         self._sandbox: Sandbox | None = None
         self._launch: Launch | None = None
         self._exit: Exit | None = None
+        self._findings: list[Finding] = []
 
     async def live(self, slots: Slots, ran: Callable[[], None]) -> SessionResult | None:
         """All stages; `ran` is called once the run slot is free again. None where it was cancelled before it began.
@@ -247,7 +248,10 @@ class Session:
             logs=self._logs,
         )
         evaluator = evaluators.get(self._task.evaluator.kind)
-        return Ending(status, await evaluator.score(self._task, finished, self._places.sandboxes))
+        score = await evaluator.score(self._task, finished, self._places.sandboxes)
+        if score.note:
+            self._findings.append(Finding("evaluator", score.note))
+        return Ending(status, score.reward)
 
     async def _conclude(self, ending: Ending) -> SessionResult | None:
         """Close the session, account for every token, and record the result."""
@@ -266,9 +270,9 @@ class Session:
         return result
 
     def _noted(self) -> tuple[Finding, ...]:
-        if self._exit is None or self._exit.status == 0:
-            return ()
-        return (Finding("harness_exit", f"{self._task.harness.name} ended with status {self._exit.status}"),)
+        if self._exit is not None and self._exit.status != 0:
+            self._findings.append(Finding("harness_exit", f"{self._task.harness.name} ended with status {self._exit.status}"))
+        return tuple(self._findings)
 
 
 def result_from_store(

@@ -76,6 +76,15 @@ class PrefixScheduler(Scheduler):
             self.prefix_queries += len(state.initial_tokens)
         super()._schedule_request(state, request_tokens, token_budget, request_ids_to_remove_from_waiting)
 
+    def finish_request(self, request_id: str) -> None:
+        """Free its slot. Pages that its last step completed are kept for others too, which the base class forgets."""
+        state = self.active_requests.get(request_id)
+        if state is not None and state.status == RequestStatus.FINISHED:
+            computed = (state.initial_tokens + state.generated_tokens)[: state.position_offset]
+            for allocator in self.cache.cache_allocators.values():
+                allocator.mark_complete_blocks(request_id, computed, len(computed))
+        super().finish_request(request_id)
+
     def restart_all(self) -> None:
         """Have every active request computed again from its first token, sampled ones kept; running ones come first."""
         running = list(self.active_requests.values())

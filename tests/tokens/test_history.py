@@ -1,0 +1,145 @@
+"""From messages to prompt ids: random sessions against an oracle of plain lists, and what a reader should know by example."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polar.chat import Message, TextPart, ToolCall
+from polar.tokens.history import History, prompt_hash
+from polar.tokens.tree import EMPTY
+from tests.tokens.sessions import TOOLS, Conversation, Session, follow, rewrite, steps, text_message
+from tests.tokens.toy import END, ToyRenderer
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_every_prompt_is_what_stored_ids_and_renderer_say(data: st.DataObject) -> None:
+    session = Session()
+    for number, (asked, call) in enumerate(steps(data, session)):
+        answer, plan = session.answers[number], session.plans[number]
+        expected, parent = session.expected_prompt(asked, session.answers[:number])
+        assert answer.prompt == expected
+        assert (plan.continuation.reply.call_id if plan.continuation.reply else "") == parent
+        assert bool(call.fork_reason) == (not parent and any(message.role == "assistant" for message in asked.messages))
+        assert (call.prompt_tokens, call.prompt_hash) == (len(expected), prompt_hash(np.asarray(expected, np.int32)))
+    tree = session.history.tree
+    for call, answer in zip(session.calls, session.answers, strict=True):
+        assert tree.path(call.prompt).tolist() == answer.prompt
+        for choice in call.choices:
+            assert choice.node is not None
+            assert tree.path(tree.end(choice.node)).tolist() == answer.prompt + answer.sampled
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_restarted_gateway_plans_as_the_first_would_have(data: st.DataObject) -> None:
+    session = Session()
+    asked = [conversation for conversation, _ in steps(data, session, most=6)]
+    restarted = History(ToyRenderer(), session.history.tree.nodes)
+    assert restarted.take_unsaved() == []
+    for conversation, call in zip(asked, session.calls, strict=True):
+        if call.status == "ok":
+            restarted.answered(call, conversation.messages)
+    for conversation, call in zip(asked, session.calls, strict=True):
+        continued = Conversation(list(conversation.messages), conversation.tools)
+        follow(continued, call)
+        one, other = (history.plan(continued.messages, continued.tools) for history in (session.history, restarted))
+        assert one == other
+        assert session.history.render(one).tolist() == restarted.render(other).tolist()
+
+
+def start() -> Conversation:
+    return Conversation([text_message("system", "brief"), text_message("user", "u")], TOOLS[1])
+
+
+def test_a_prompt_starts_with_what_was_seen_and_said_to_the_token() -> None:
+    session, talk = Session(), start()
+    for _ in range(5):
+        follow(talk, session.ask(talk, text_message("assistant", "日本 ok"), other=True))
+    for before, after in zip(session.answers, session.answers[1:], strict=False):
+        assert after.prompt[: len(before.prompt) + len(before.sampled)] == before.prompt + before.sampled
+    assert sum(len(node.ids) for node in session.history.tree.nodes) == len(
+        session.answers[-1].prompt + session.answers[-1].sampled
+    )
+
+
+def test_a_reply_cut_by_length_is_closed_by_the_bridge_and_a_stopped_one_is_not() -> None:
+    for finish, closes in (("length", [END]), ("stop", [])):
+        session, talk = Session(), start()
+        follow(talk, session.ask(talk, text_message("assistant", "ab"), finish=finish))  # type: ignore[arg-type]
+        session.ask(talk, text_message("assistant", "c"))
+        first, second = session.answers
+        known = first.prompt + first.sampled
+        assert second.prompt == known + closes + ToyRenderer().bridge(True, [text_message("user", "u")]).tolist()
+
+
+def test_equal_words_in_different_ids_are_ambiguous_and_rendered() -> None:
+    session, talk = Session(), start()
+    for other in (True, False):
+        session.ask(talk, text_message("assistant", "Yes."), other=other)
+    talk.messages += [text_message("assistant", "Yes."), text_message("user", "u")]
+    call = session.ask(talk, text_message("assistant", "So."))
+    assert (call.fork_reason, call.parent_call) == ("ambiguous", "")
+    assert session.answers[-1].prompt == ToyRenderer().render(talk.messages, talk.tools).tolist()
+
+
+def test_a_reply_that_nobody_could_trust_is_never_continued() -> None:
+    for status in ("failed", "aborted"):
+        session, talk = Session(), start()
+        session.ask(talk, text_message("assistant", "Yes."), other=True, status=status)  # type: ignore[arg-type]
+        talk.messages += [text_message("assistant", "Yes."), text_message("user", "u")]
+        assert session.ask(talk, text_message("assistant", "So.")).fork_reason == "history_rewritten"
+
+
+def test_an_empty_reply_is_a_reply() -> None:
+    """T15: one stop id, no word."""
+    session, talk = Session(), start()
+    follow(talk, session.ask(talk, text_message("assistant", "")))
+    call = session.ask(talk, text_message("assistant", "So."))
+    assert session.answers[0].sampled == [END]
+    assert (call.fork_reason, call.parent_call) == ("", session.calls[0].call_id)
+
+
+def test_a_history_that_ends_with_a_reply_is_continued_by_an_empty_bridge() -> None:
+    """T18."""
+    session, talk = Session(), start()
+    talk.messages.append(session.ask(talk, text_message("assistant", "Yes.")).choices[0].message)
+    call = session.ask(talk, text_message("assistant", "So."))
+    assert call.parent_call == session.calls[0].call_id
+    assert (
+        session.answers[1].prompt
+        == session.answers[0].prompt + session.answers[0].sampled + ToyRenderer().bridge(True, ()).tolist()
+    )
+
+
+def test_a_fork_names_the_call_that_it_left_and_shares_what_agrees() -> None:
+    session, talk = Session(), start()
+    reply = Message("assistant", (TextPart("Yes."),), "", (ToolCall("", "bash", "{}"),))
+    follow(talk, session.ask(talk, reply))
+    talk.messages[2] = rewrite(talk.messages[2])
+    call = session.ask(talk, text_message("assistant", "So."))
+    assert (call.fork_reason, call.parent_call) == ("history_rewritten", session.calls[0].call_id)
+    branch = next(node for node in session.history.tree.nodes if node.kind == "context" and node.call_id == call.call_id)
+    assert session.history.tree.nodes[branch.parent.node].call_id == session.calls[0].call_id
+    assert branch.parent.offset == len("Yes.")
+
+
+def test_what_a_failed_commit_held_goes_with_the_next() -> None:
+    session, talk = Session(), start()
+    session.ask(talk, text_message("assistant", "a"))
+    first = session.history.take_unsaved()
+    session.ask(talk, text_message("assistant", "b"))
+    second = session.history.take_unsaved()
+    session.history.give_back(second)
+    session.history.give_back(first)
+    assert session.history.take_unsaved() == [*first, *second]
+    assert session.history.take_unsaved() == []
+    session.history.give_back(())
+    assert session.history.take_unsaved() == []
+
+
+@pytest.mark.parametrize(("message", "letters"), [(text_message("user", "日本"), 2), (Message("user"), 0)])
+def test_the_size_of_a_plan_counts_the_letters_to_encode(message: Message, letters: int) -> None:
+    plan = History(ToyRenderer()).plan([message], ())
+    assert (plan.size, plan.start) == (letters, EMPTY)
