@@ -1,6 +1,7 @@
 """Each detector fires on its fault, by its id, and is silent on good input."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_spans_that_cover_everything_pass_and_neighbours_are_joined(versions: li
     given_spans = tuple(VersionSpan(place, place + 1, version) for place, version in enumerate(versions))
     joined = check_versions(given_spans, len(versions))
     assert [span.policy_version for span in joined for _ in range(span.start, span.end)] == versions
-    assert all(one.policy_version != other.policy_version for one, other in zip(joined, joined[1:], strict=False))
+    assert all(one.policy_version != other.policy_version for one, other in pairwise(joined))
     assert check_versions(joined, len(versions)) == joined
 
 

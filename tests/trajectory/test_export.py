@@ -94,7 +94,7 @@ def test_the_version_of_each_token_is_minus_one_where_it_is_not_trained() -> Non
 
 @pytest.mark.parametrize("reward", [1.0, None])
 def test_a_table_survives_parquet(reward: float | None) -> None:
-    sessions = [exported(reward), exported(reward, 1, "s2")]
+    sessions = [exported(reward), exported(reward, 2, "s2")]
     file = io.BytesIO()
     pq.write_table(table(sessions), file)
     rows = pq.read_table(io.BytesIO(file.getvalue())).to_pylist()
@@ -112,7 +112,7 @@ def test_a_table_survives_parquet(reward: float | None) -> None:
 
 @pytest.mark.parametrize("reward", [0.5, None])
 def test_tensors_can_be_cut_back_into_traces(reward: float | None) -> None:
-    sessions = [exported(reward), exported(reward, 1, "s2")]
+    sessions = [exported(reward), exported(reward, 2, "s2")]
     data = tensors(sessions)
     arrays, names = load(data), json.loads(metadata(data)["traces"])
     traces = [trace for session in sessions for trace in session.trajectory.traces]
