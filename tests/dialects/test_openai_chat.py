@@ -1,6 +1,7 @@
 """OpenAI Chat: what is read and written stays the same, and whatever is malformed is refused as such."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ def streamed(message: Message, finish: str, cuts: list[int], include_usage: bool
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 @given(replies, finishes, st.lists(st.integers(0, 20), max_size=3), st.booleans())
@@ -181,7 +182,8 @@ def test_a_schema_is_kept_byte_for_byte() -> None:
 
 def test_half_a_pair_changes_nothing_but_itself() -> None:
     """JavaScript cuts strings inside a pair. A schema next to it stays byte for byte, or every history would fork there."""
-    body = b'{"messages":[{"role":"user","content":"%s"}],  "tools":[{"type":"function","function":{"name":"t","parameters":{ "a":1}}}]}'
+    tool = b'{"type":"function","function":{"name":"t","parameters":{ "a":1}}}'
+    body = b'{"messages":[{"role":"user","content":"%s"}],  "tools":[' + tool + b"]}"
     for sent, read in [
         (rb"\ud83d", "\ufffd"),
         (rb"\ude00", "\ufffd"),
@@ -285,11 +287,10 @@ known_fields = st.sampled_from(
     "messages model tools stream stream_options temperature top_p top_k max_tokens max_completion_tokens seed n stop logprobs "
     "logit_bias response_format tool_choice functions audio modalities novel".split()
 )
+optional_fields = "content reasoning reasoning_content tool_calls tool_call_id name function_call".split()
 part_of_a_message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool", "developer"]) | json_values},
-    optional={
-        name: json_values for name in "content reasoning reasoning_content tool_calls tool_call_id name function_call".split()
-    },
+    optional=dict.fromkeys(optional_fields, json_values),
 )
 VALID = json.dumps(
     {
@@ -311,8 +312,7 @@ def check_parse(body: bytes) -> None:
     """Refused as malformed, or read as what can be stored as it is."""
     try:
         request = parse(body)
-    except InvalidRequest as error:
-        assert str(error)
+    except InvalidRequest:
         return
     for value in (request.messages, request.tools, request.sampling, request.model):
         msgspec.json.decode(msgspec.json.encode(value))

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from polar.engines.embedded import attention
 from polar.engines.embedded.generation import Generation, Generator
 from polar.engines.embedded.models import make_once, resolve
+from polar.engines.embedded.sampling import Draw, Sample
 from polar.engines.embedded.wire import SamplingParams
 from polar.errors import EngineError, UsageError
 
@@ -510,6 +511,19 @@ async def finished(generation: Generation) -> Generation:
 def sdpa_model(directory: Path) -> Any:
     auto: Any = AutoModelForCausalLM
     return auto.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+async def test_tokens_that_come_while_a_slow_client_is_served_are_not_lost() -> None:
+    generation = Generation("a", [1], Draw(SamplingParams(), frozenset()))
+    steps = generation.steps()
+    for token in (5, 6):
+        generation.draw.samples.append(Sample(token, -1.0, 1, "default"))
+        generation.ready += 1
+        generation.changed.set()
+        if token == 5:
+            assert [sample.token_id for sample in await anext(steps)] == [5]
+    generation.end("length")  # before the client came back for more
+    assert [[sample.token_id for sample in step] async for step in steps] == [[6]]
 
 
 async def test_when_generation_breaks_requests_fail_and_it_says_why(tiny: Path) -> None:

@@ -6,10 +6,12 @@ import time
 import openai
 import pytest
 
+from polar.audit.session import audit_session
 from polar.engines.scripted import Scripted, ScriptedCall
+from polar.errors import StoreError
 from polar.gateway.app import GatewayApp
 from polar.specs import SamplingSpec
-from polar.store.capture import CaptureReader
+from polar.store.capture import CaptureReader, CaptureStore
 from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve, Stand
 from tests.gateway.conversation import Conversation, call_text
@@ -246,3 +248,28 @@ async def test_a_committed_answer_that_never_arrived_is_replayed_after_a_restart
         assert [call.delivered for call in captured.calls] == [True, True]
         assert captured.calls[1].parent_call == captured.calls[0].call_id
         assert len(build(captured, builder="prefix_merging", status="completed", reward=1.0).traces) == 1
+
+
+async def test_a_call_that_cannot_be_stored_fails_and_is_accounted_for_once_it_can(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(lambda call: Scripted("Hello.")) as stand:
+        session_id, key = await stand.open()
+        talk = Conversation(stand.client(key), tools=None)
+
+        async def full(*_: object) -> None:
+            raise StoreError("disk full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(CaptureStore, "commit", full)
+            for stream in (True, False):
+                with pytest.raises(openai.APIError, match="disk full"):
+                    await talk.ask(stream=stream)
+        assert stored(stand, session_id) == []
+        await talk.ask()
+        captured = await stand.captured(session_id)
+        assert [call.status for call in captured.calls] == ["failed", "failed", "ok"]
+        trajectory = build(captured, builder="prefix_merging", status="completed", reward=1.0)
+        assert trajectory.accounting.sampled == sum(len(entry.ids) for entry in stand.log)
+        assert trajectory.accounting.excluded == {"untrusted": sum(len(entry.ids) for entry in stand.log[:2])}
+        assert audit_session(captured, None, None) == []

@@ -62,9 +62,7 @@ def check_owners(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
                 yield Finding("owner", f"choice {number} was answered, and no sampled span is stored", call.call_id)
     for node in ground.nodes:
         owner = by_id.get(node.call_id)
-        # What a failed call sampled is kept, if at all, without a choice: it was counted, and nobody trains on it.
-        expected = 0 if owner is not None and owner.status == "failed" else 1
-        if node.kind == "sampled" and (owner is None or owners.get(node.node_id, 0) != expected):
+        if node.kind == "sampled" and (owner is None or owners.get(node.node_id, 0) != 1):
             whose = f"{owners.get(node.node_id, 0)} calls" if owner else f"call {node.call_id}, which is not stored"
             yield Finding("owner", f"sampled node {node.node_id} ({len(node.ids)} tokens) belongs to {whose}", node.call_id)
 

@@ -50,7 +50,7 @@ def _sessions(run: Run, results: Sequence[SessionResult], builder: BuilderName) 
                     builder=builder,
                     status=result.status,
                     reward=result.reward,
-                    findings=tuple(finding for finding in result.findings if not finding.call_id),
+                    findings=result.own_findings,
                 ),
             )
             for result in results

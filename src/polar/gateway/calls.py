@@ -96,6 +96,8 @@ class CallRun:
         self._prompt_ids: Int32Array = np.empty(0, np.int32)
         self._sampling: ResolvedSampling | None = None
         self._sampled = _Sampled()
+        self._parsed: ParsedReply | None = None
+        self._node: int | None = None
         self._times = {"received": arrival.received}
         self.stopped = False
         self._generating = False
@@ -196,12 +198,12 @@ class CallRun:
         """Check the tokens, commit them, and only then let the reply exist."""
         deltas, parsed = self._parser.finish()
         if self.stopped or self._sampled.finish == "abort":
-            await self._commit(self._record("aborted", parsed, self._node_if_whole()))
+            self._parsed, self._node = parsed, self._node_if_whole()
+            await self._commit(self._record("aborted", parsed, self._node))
             self.error = CaptureError("aborted", "the generation was aborted")
             return
-        versions = self._check()
-        node = self._hang(versions)
-        call = self._record("ok", parsed, node)
+        self._parsed, self._node = parsed, self._hang(self._check())
+        call = self._record("ok", parsed, self._node)
         await self._commit(call)
         self.session.history.answered(call, self._arrival.request.messages)
         self.feed.put(deltas)
@@ -231,27 +233,33 @@ class CallRun:
         code = error.code if isinstance(error, CaptureError | RequestError) else type(error).__name__
         findings = (Finding(code, str(error), self.call_id),)
         try:
-            await self._commit(self._record("failed", None, None, findings, str(error)))
+            await self._commit(self._record("failed", self._parsed, self._node, findings, str(error)))
         except Exception as unstored:  # whatever it is, the run has to end, or nobody could freeze its session
             log.error("call %s failed (%s) and could not be recorded: %s", self.call_id, error, unstored)
 
     async def _commit(self, call: Call) -> None:
-        """Make the call and every node it stands on durable. A session commits one call at a time: nodes that another call
-        of it failed to store go with this one.
+        """Make the call and every node it stands on durable. A session commits one call at a time: what another call of it
+        failed to store goes with this one.
 
         Raises:
-            StoreError: nothing was stored; the nodes go with the session's next commit.
+            StoreError: nothing was stored; nodes, and the record of a failure, go with the session's next commit.
         """
-        request, history = self._arrival.request, self.session.history
+        request, session = self._arrival.request, self.session
         bodies = {message_hash(message): msgspec.json.encode(message) for message in request.messages}
         bodies[call.tools_hash] = msgspec.json.encode(request.tools)
-        async with self.session.committing:
-            nodes = history.take_unsaved()
+        async with session.committing:
+            nodes = session.history.take_unsaved()
+            calls = [*session.unstored_calls, call]
             try:
-                await self._backend.store.commit(self.session.session_id, nodes, [call], bodies)
+                await self._backend.store.commit(session.session_id, nodes, calls, session.unstored_messages | bodies)
             except BaseException:
-                history.give_back(nodes)
+                session.history.give_back(nodes)
+                if call.status != "ok":
+                    session.unstored_calls.append(call)
+                    session.unstored_messages |= bodies
                 raise
+            session.unstored_calls.clear()
+            session.unstored_messages.clear()
         self._times["committed"] = time.time()
         self.call = self.session.calls[call.call_id] = call
 

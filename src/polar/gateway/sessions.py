@@ -28,6 +28,7 @@ class LiveSession:
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
         refused: why the last request that never became a call was refused.
+        unstored_calls: failed calls that could not be written, and their messages; they go with the next commit.
     """
 
     stored: StoredSession
@@ -36,6 +37,8 @@ class LiveSession:
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
     refused: str = ""
+    unstored_calls: list[Call] = field(default_factory=list)
+    unstored_messages: dict[str, bytes] = field(default_factory=dict)
     frozen: bool = False
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

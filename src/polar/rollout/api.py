@@ -56,8 +56,14 @@ class Run:
         """
         with closing(CaptureReader.open(RunFolder(self.out).capture)) as reader:
             return [
-                build(captured(reader, s.session_id), builder=builder, status=s.status, reward=s.reward, findings=s.findings)
-                for s in self.sessions
+                build(
+                    captured(reader, session.session_id),
+                    builder=builder,
+                    status=session.status,
+                    reward=session.reward,
+                    findings=session.own_findings,
+                )
+                for session in self.sessions
             ]
 
 

@@ -239,7 +239,10 @@ def _message_hashes(connection: Connection, session: int) -> dict[int, tuple[str
     lists = message_lists(rows)
     sql = "SELECT message, hash FROM messages WHERE message IN (SELECT value FROM json_each(?))"
     hashes: dict[int, str] = dict(connection.execute(sql, (json.dumps(list(set().union(*lists.values()))),)))
-    return {call: tuple(hashes[number] for number in numbers) for call, numbers in lists.items()}
+    try:
+        return {call: tuple(hashes[number] for number in numbers) for call, numbers in lists.items()}
+    except KeyError as missing:
+        raise StoreError(f"message {missing} of session row {session} is named by a call and not stored") from None
 
 
 def _session_number(connection: Connection, session_id: str) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from polar.chat import Message, Tool
+from polar.errors import StoreError
 from polar.store.capture import CaptureReader
 from polar.trajectory.builders import Captured
 
@@ -28,9 +29,12 @@ def captured(reader: CaptureReader, session_id: str) -> Captured:
     bodies = reader.messages({digest for call in calls for digest in (*call.message_hashes, call.tools_hash)})
     messages = {digest for call in calls for digest in call.message_hashes}
     tools = {call.tools_hash for call in calls}
-    return Captured(
-        calls,
-        nodes,
-        {digest: msgspec.json.decode(bodies[digest], type=Message) for digest in messages},
-        {digest: msgspec.json.decode(bodies[digest], type=tuple[Tool, ...]) for digest in tools},
-    )
+    try:
+        return Captured(
+            calls,
+            nodes,
+            {digest: msgspec.json.decode(bodies[digest], type=Message) for digest in messages},
+            {digest: msgspec.json.decode(bodies[digest], type=tuple[Tool, ...]) for digest in tools},
+        )
+    except msgspec.DecodeError as error:
+        raise StoreError(f"a message of session {session_id} cannot be decoded: {error}") from None

@@ -161,6 +161,7 @@ class Api:
                 pass
         finally:
             watch.cancel()
+            self._generator.abandon(generation)
         return wire.Reply(
             request_id=generation.request_id,
             model=self._name,
@@ -188,14 +189,13 @@ class Api:
         except EngineError as error:
             yield _event(_error_body(str(error), 500))
         finally:
-            if generation.finish is None:
-                self._generator.abort(generation.request_id)
+            self._generator.abandon(generation)
         yield b"data: [DONE]\n\n"
 
     async def _abort_on_hangup(self, request: Request, generation: Generation) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self._generator.abort(generation.request_id)
+        self._generator.abandon(generation)
 
 
 def _choice(generation: Generation, samples: Sequence[Sample]) -> wire.Choice:

@@ -23,7 +23,6 @@ from polar.engines.embedded.wire import FinishReason, PauseMode, PromptLogprob, 
 from polar.errors import EngineError
 
 FIRST_VERSION = "default"  # vLLM's name for the weights it started with
-
 WATCH_SECONDS = 1.0  # how soon a death of the generating thread is noticed, where it could not say so itself
 
 T = TypeVar("T")
@@ -59,9 +58,10 @@ class Generation:
             new, seen = self.samples[seen:], self.ready
             if self.error is not None:
                 raise EngineError(self.error)
-            if new or self.finish is not None:
+            done = self.finish is not None  # asked before the yield, during which more may come
+            if new or done:
                 yield new
-            if self.finish is not None:
+            if done:
                 return
 
     def end(self, finish: FinishReason | None, error: str | None = None) -> None:
@@ -131,14 +131,15 @@ class Generator:
 
     def abort(self, request_id: str) -> None:
         """End the generations of `request_id` with what they have; their slots are free at the next step."""
-        for key, generation in [*self._running.items(), *self._held.items()]:
-            if generation.request_id == request_id:
-                self._drop(key, generation)
+        self._drop(lambda generation: generation.request_id == request_id)
+
+    def abandon(self, generation: Generation) -> None:
+        """End `generation`, which nobody waits for any more; nothing happens if it has ended."""
+        self._drop(lambda other: other is generation)
 
     def abort_all(self) -> None:
         """End every generation."""
-        for key, generation in [*self._running.items(), *self._held.items()]:
-            self._drop(key, generation)
+        self._drop(lambda _: True)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; new requests are held. Running ones freeze (`keep`), end first (`wait`) or end now (`abort`)."""
@@ -250,11 +251,14 @@ class Generator:
             streaming=True,
         )
 
-    def _drop(self, key: str, generation: Generation) -> None:
-        if self._held.pop(key, None) is None:
-            self._manager.cancel_request(key)
-            self._forget(key)
-        generation.end("abort")
+    def _drop(self, chosen: Callable[[Generation], bool]) -> None:
+        for key, generation in [*self._running.items(), *self._held.items()]:
+            if not chosen(generation):
+                continue
+            if self._held.pop(key, None) is None:
+                self._manager.cancel_request(key)
+                self._forget(key)
+            generation.end("abort")
 
     def _forget(self, key: str) -> None:
         del self._running[key], self._draws[key]

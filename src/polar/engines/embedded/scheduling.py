@@ -82,7 +82,8 @@ class PrefixScheduler(Scheduler):
         if state is not None and state.status == RequestStatus.FINISHED:
             computed = (state.initial_tokens + state.generated_tokens)[: state.position_offset]
             for allocator in self.cache.cache_allocators.values():
-                allocator.mark_complete_blocks(request_id, computed, len(computed))
+                if request_id in allocator.block_table:  # no longer so where it was swapped out
+                    allocator.mark_complete_blocks(request_id, computed, len(computed))
         super().finish_request(request_id)
 
     def restart_all(self) -> None:
