@@ -67,7 +67,7 @@ def run(
     if not tokenizer_file.is_file():
         raise UsageError(f"expected tokenizer.json in the model directory {directory}")
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))  # before the model loads: a taken port is known at once

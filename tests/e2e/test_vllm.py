@@ -1,0 +1,125 @@
+"""The real vLLM behind the gateway: the same calls, the same proofs. Needs `make vllm`; run by `make test-all`."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polar.audit.rescore import rescore
+from polar.engines.embedded.models import resolve
+from polar.engines.renderers import load_renderer
+from polar.engines.vllm import VllmEngine
+from polar.gateway.gateway import gateway
+from polar.rollout.observer import Silent
+from polar.rollout.runner import RunOptions, run_tasks
+from polar.specs import EvaluatorSpec, HarnessProfile, SamplingSpec, Task
+from polar.store.captured import read_captured
+from polar.trajectory.builders import build
+from tests.gateway.conftest import Stand
+from tests.gateway.conversation import Conversation
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a real vLLM with SmolLM2 in float32."""
+    python = os.environ.get("POLAR_VLLM_PYTHON")
+    assert python, "POLAR_VLLM_PYTHON names no Python with vLLM; `make test-all` installs one"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    model = ["--model", str(resolve("smollm2")), "--served-model-name", "policy", "--dtype", "float32"]
+    limits = ["--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager", "--enable-scale-out"]
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [python, "-m", "vllm.entrypoints.openai.api_server", *model, *limits, "--host", "127.0.0.1", "--port", str(port)],
+            env={**os.environ, **QUIET},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}/health", server, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def wait_until_ready(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    for _ in range(300):
+        assert server.poll() is None, log.read_text(errors="replace")[-3000:]
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(log.read_text(errors="replace")[-3000:])
+
+
+async def test_the_sdk_through_the_gateway_and_a_hang_up(vllm: str, tmp_path: Path) -> None:
+    engine = VllmEngine(vllm)
+    async with gateway(engine, load_renderer(resolve("smollm2")), tmp_path / "capture.db") as running:
+        opened = await running.sessions.open(
+            task_id="t", profile=HarnessProfile(), sampling=SamplingSpec(max_tokens=32)
+        )
+        session = running.sessions.by_id(opened.session_id)
+        client = Stand(running, None, tmp_path).client(opened.key)  # type: ignore[arg-type]
+        talk = Conversation(client, [{"role": "user", "content": "What is the capital of France?"}])
+        for turn in range(3):
+            await talk.ask(stream=turn % 2 == 0)
+            talk.messages.append({"role": "user", "content": "And of Italy?"})
+        longer = await running.sessions.open(task_id="t", profile=HarnessProfile(), sampling=SamplingSpec(max_tokens=2000))
+        stream = await Stand(running, None, tmp_path).client(longer.key).chat.completions.create(  # type: ignore[arg-type]
+            model="policy", messages=[{"role": "user", "content": "Count from one to a thousand, in words."}], stream=True
+        )
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        aborted = running.sessions.by_id(longer.session_id)
+        async with asyncio.timeout(10):
+            while not aborted.calls:
+                await asyncio.sleep(0.05)
+        await running.sessions.freeze(opened.session_id)
+        assert [call.status for call in session.calls.values()] == ["ok"] * 3
+        assert [call.status for call in aborted.calls.values()] == ["aborted"]
+    await engine.close()
+    (trace,) = build(
+        read_captured(tmp_path / "capture.db", opened.session_id), builder="prefix_merging", status="completed", reward=1.0
+    ).traces
+    scorer = VllmEngine(vllm)
+    scores = await scorer.score(np.concatenate([trace.prompt_ids, trace.response_ids]))
+    await scorer.close()
+    again = scores[len(trace.prompt_ids) - 1 :][trace.loss_mask == 1]
+    assert float(np.abs(again - trace.response_logprobs[trace.loss_mask == 1]).max()) < 1e-3
+
+
+async def test_pi_on_vllm_scores_as_the_embedded_engine_would(vllm: str, tmp_path: Path) -> None:
+    task = Task(
+        id="france",
+        instruction="What is the capital of France?",
+        evaluator=EvaluatorSpec("command", 'grep -qiw paris "$POLAR_ANSWER"'),
+        sampling=SamplingSpec(max_tokens=24),
+        samples=3,
+    )
+    summary = await run_tasks([task], RunOptions(tmp_path / "run", vllm, concurrency=3), Silent())
+    assert [result.status for result in summary.results] == ["completed"] * 3
+    assert all(result.traces == 1 and result.accounting.trained > 0 for result in summary.results)
