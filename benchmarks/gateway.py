@@ -247,6 +247,11 @@ def median_ms(runs: list[Measured]) -> float:
     return 1000 * statistics.median(statistics.median(run.latencies) for run in runs)
 
 
+async def one_round(engine: str, tokens: int, concurrency: int, turns: int) -> tuple[Measured, Measured]:
+    """The load straight to the engine, then through the gateway."""
+    return await straight(engine, tokens, concurrency, turns), await through_gateway(engine, tokens, concurrency, turns)
+
+
 async def compare(engine: str, sizes: list[str], turns: int, rounds: int) -> tuple[Table, Table]:
     """The two tables: what is added to a call, and where the CPU goes."""
     added = Table(
@@ -263,14 +268,7 @@ async def compare(engine: str, sizes: list[str], turns: int, rounds: int) -> tup
     rows: list[dict[str, float]] = []
     for size in sizes:
         for concurrency in (1, 8):
-            runs: list[tuple[Measured, Measured]] = []
-            for _ in range(rounds):
-                runs.append(
-                    (
-                        await straight(engine, SIZES[size], concurrency, turns),
-                        await through_gateway(engine, SIZES[size], concurrency, turns),
-                    )
-                )
+            runs = [await one_round(engine, SIZES[size], concurrency, turns) for _ in range(rounds)]
             direct, gated = [run for run, _ in runs], [run for _, run in runs]
             per_call = [run.cpu / (run.calls + concurrency) for run in gated]
             added.add_row(

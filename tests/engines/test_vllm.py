@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engines.test_scripted import smollm2_dir
 from tokenizers import Tokenizer
 
 from polar.chat import Usage
@@ -43,8 +42,8 @@ data: [DONE]
 
 
 @pytest.fixture(scope="module")
-def model_dir(cache_dir: Path) -> Path:
-    return smollm2_dir(cache_dir)
+def model_dir(smollm2_dir: Path) -> Path:
+    return smollm2_dir
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def joined(parts: list[Generated]) -> tuple[list[int], list[float]]:
 async def logged(scripted: ScriptedEngine, tokens: int) -> Logged:
     """The first generation, once it has sampled so many tokens."""
     async with asyncio.timeout(2):
-        while not scripted.log or len(scripted.log[0].ids) < tokens:  # noqa: ASYNC110 - the log is data, it signals nobody
+        while not scripted.log or len(scripted.log[0].ids) < tokens:
             await asyncio.sleep(0.005)
     return scripted.log[0]
 
@@ -118,7 +117,7 @@ async def logged(scripted: ScriptedEngine, tokens: int) -> Logged:
 async def freed(scripted: ScriptedEngine) -> Logged:
     """The first generation, once it is over."""
     async with asyncio.timeout(2):
-        while not scripted.log or scripted.log[0].freed_at is None:  # noqa: ASYNC110
+        while not scripted.log or scripted.log[0].freed_at is None:
             await asyncio.sleep(0.005)
     return scripted.log[0]
 

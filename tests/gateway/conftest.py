@@ -14,8 +14,8 @@ from polar.engines.scripted import Logged, Scripted, ScriptedCall, ScriptedEngin
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import Gateway, gateway
 from polar.specs import HarnessProfile, SamplingSpec
-from polar.tokens.rendering import Renderer
 from polar.store.captured import read_captured
+from polar.tokens.rendering import Renderer
 from polar.trajectory.builders import Captured
 
 Script = Callable[[ScriptedCall], Scripted]

@@ -1,6 +1,7 @@
 """A gateway without sockets, whose client, engine and disk a test moves step by step."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -106,15 +107,15 @@ class PuppetStore(CaptureStore):
     """A real capture file whose commits can be held back, and made to fail.
 
     Attributes:
-        open: commits wait for it.
+        gate: commits wait for it.
         faults: the next commits raise these instead of writing; None lets one through.
         waiting: commits that have begun and not ended.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.open = asyncio.Event()
-        self.open.set()
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.faults: list[Exception | None] = []
         self.waiting = 0
 
@@ -122,7 +123,7 @@ class PuppetStore(CaptureStore):
         fault = self.faults.pop(0) if self.faults else None
         self.waiting += 1
         try:
-            await self.open.wait()
+            await self.gate.wait()
             if fault is not None:
                 raise fault
             await super().commit(session_id, nodes, calls, messages)
@@ -222,6 +223,7 @@ class Stage:
 @asynccontextmanager
 async def staged(renderer: Renderer, path: Path, profile: HarnessProfile = HarnessProfile()) -> AsyncIterator[Stage]:
     """Puppets around a real application; it fails when something went wrong that nobody was told."""
+    gc.freeze()  # what is there already is not searched below
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
     engine, store = PuppetEngine(renderer.stop_ids[0]), PuppetStore(path)
@@ -232,6 +234,8 @@ async def staged(renderer: Renderer, path: Path, profile: HarnessProfile = Harne
         yield Stage(app, sessions, engine, store, path, opened.session_id, opened.key)
     finally:
         await store.close()
+    gc.collect()  # an exception that nobody asked for is told when its task goes
+    gc.unfreeze()
     assert unseen == []
 
 

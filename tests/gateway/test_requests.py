@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from polar.engines.scripted import Scripted
+from polar.errors import UsageError
 from polar.gateway import app
 from polar.gateway.gateway import gateway
-from polar.errors import UsageError
 from tests.gateway.conftest import Serve
 from tests.gateway.conversation import Conversation
 

@@ -12,13 +12,13 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from tests.store.samples import bodies, call, context, conversation, digest, sampled, session
 
 from polar.chat import Message, RequestedSampling, TextPart, ToolCall
 from polar.errors import StoreError, UsageError
 from polar.specs import Finding, VersionSpan
 from polar.store.capture import CaptureReader, CaptureStore
 from polar.tokens.records import Call, CallTimings, ChoiceRecord, Node, Position
+from tests.store.samples import bodies, call, context, conversation, digest, sampled, session
 
 replace = msgspec.structs.replace
 

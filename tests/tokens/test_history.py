@@ -87,7 +87,7 @@ def test_equal_words_in_different_ids_are_ambiguous_and_rendered() -> None:
 def test_a_reply_that_nobody_could_trust_is_never_continued() -> None:
     for status in ("failed", "aborted"):
         session, talk = Session(), start()
-        session.ask(talk, text_message("assistant", "Yes."), other=True, status=status)  # type: ignore[arg-type]
+        session.ask(talk, text_message("assistant", "Yes."), other=True, status=status)
         talk.messages += [text_message("assistant", "Yes."), text_message("user", "u")]
         assert session.ask(talk, text_message("assistant", "So.")).fork_reason == "history_rewritten"
 
@@ -125,15 +125,16 @@ def test_a_fork_names_the_call_that_it_left_and_shares_what_agrees() -> None:
     assert branch.parent.offset == len("Yes.")
 
 
-def test_what_a_failed_commit_held_goes_with_the_next() -> None:
+@pytest.mark.parametrize("first_fails_first", [True, False])
+def test_what_failed_commits_held_goes_with_the_next(first_fails_first: bool) -> None:
     session, talk = Session(), start()
-    session.ask(talk, text_message("assistant", "a"))
-    first = session.history.take_unsaved()
-    session.ask(talk, text_message("assistant", "b"))
-    second = session.history.take_unsaved()
-    session.history.give_back(second)
-    session.history.give_back(first)
-    assert session.history.take_unsaved() == [*first, *second]
+    taken = []
+    for text in "ab":
+        session.ask(talk, text_message("assistant", text))
+        taken.append(session.history.take_unsaved())
+    for nodes in taken if first_fails_first else reversed(taken):
+        session.history.give_back(nodes)
+    assert session.history.take_unsaved() == [*taken[0], *taken[1]]
     assert session.history.take_unsaved() == []
     session.history.give_back(())
     assert session.history.take_unsaved() == []

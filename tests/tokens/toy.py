@@ -31,7 +31,7 @@ class ToyRenderer:
     """Every message is a turn; see `polar.tokens.rendering.Renderer`."""
 
     name = "toy"
-    stop_ids = (END,)
+    stop_ids: tuple[int, ...] = (END,)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Int32Array:
         head = [token for tool in tools for token in (CALL, *spell(msgspec.json.encode(tool).decode()))]

@@ -97,8 +97,8 @@ def check_tokens(session: Session, trace: Trace, trained: Mapping[str, Answer]) 
     assert [span.start for span in trace.policy_versions] == [0, *(span.end for span in trace.policy_versions[:-1])]
     neighbours = zip(trace.policy_versions, trace.policy_versions[1:], strict=False)
     assert all(one.policy_version != other.policy_version for one, other in neighbours)
-    assert (trace.prompt_ids.dtype, trace.response_ids.dtype) == (np.int32, np.int32)
-    assert (trace.loss_mask.dtype, trace.response_logprobs.dtype) == (np.uint8, np.float32)
+    arrays = (trace.prompt_ids, trace.response_ids, trace.loss_mask, trace.response_logprobs)
+    assert [str(array.dtype) for array in arrays] == ["int32", "int32", "uint8", "float32"]
 
 
 def check_messages(session: Session, trace: Trace) -> None:

@@ -111,7 +111,7 @@ class _Router:
     control: ControlApp | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.control is not None and scope["path"].split("/")[1] == "sessions":
+        if self.control is not None and scope["path"].split("/")[1:2] == ["sessions"]:
             await self.control(scope, receive, send)
         else:
             await self.calls(scope, receive, send)
