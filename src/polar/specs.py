@@ -23,6 +23,7 @@ BuilderName = Literal["per_request", "prefix_merging"]
 ExcludedReason = Literal[
     "aborted",  # the harness hung up, or a pause or a stop aborted the generation
     "superseded",  # the harness asked again, and went on from the other answer
+    "undelivered",  # the answer never reached the harness, and no later prompt holds it
     "untrusted",  # a detector refused the call's tokens
     "auxiliary",  # title, quota and summary calls
     "constrained",  # sampled under a grammar whose mask is not stored

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
+import msgspec
 import openai
 import pytest
 
@@ -273,3 +275,17 @@ async def test_a_call_that_cannot_be_stored_fails_and_is_accounted_for_once_it_c
         assert trajectory.accounting.sampled == sum(len(entry.ids) for entry in stand.log)
         assert trajectory.accounting.excluded == {"untrusted": sum(len(entry.ids) for entry in stand.log[:2])}
         assert audit_session(captured, None, None) == []
+
+
+async def test_an_answer_that_nobody_received_is_not_trained_unless_a_later_prompt_holds_it(serve: Serve) -> None:
+    async with serve(working) as stand:
+        session_id, key = await stand.open()
+        talk = Conversation(stand.client(key))
+        for _ in range(2):
+            await talk.ask(stream=True)
+        captured = await stand.captured(session_id)
+    lost = replace(captured, calls=[msgspec.structs.replace(call, delivered=False) for call in captured.calls])
+    accounting = build(lost, builder="prefix_merging", status="completed", reward=1.0).accounting
+    first, second = (len(entry.ids) for entry in stand.log)
+    assert (accounting.trained, accounting.excluded) == (first, {"undelivered": second})
+    assert audit_session(lost, None, None) == []

@@ -89,6 +89,7 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (b'{"messages":[{"role":"wizard","content":"x"}]}', "messages\\[0\\].role"),
     (b'{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}', "'image_url' is not served"),
     (b'{"messages":' + b"[" * 100_000, "not valid JSON"),
+    (b'{"messages":[{"role":"assistant","function_call":{"name":"f"}}]}', "function_call is not served"),
     (b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"web_search"}]}', "'web_search' is not served"),
 ]
 
@@ -124,6 +125,9 @@ async def test_an_unknown_route_is_404_and_health_is_200(serve: Serve) -> None:
             assert (await reply.json())["error"]["code"] == "unknown_url"
         async with http.get(f"{stand.gateway.url}/health") as reply:
             assert reply.status == 200
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(f"{stand.gateway.base_url(key)}/v1/chat/completions")
+        assert refused.value.status == 404
         async with http.post(f"{stand.gateway.url}/sessions", data=b"{}") as reply:
             assert reply.status == 401  # control routes are not there without a control key
 

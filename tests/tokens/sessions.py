@@ -148,6 +148,7 @@ class Session:
             parent_call=plan.parent_call,
             fork_reason=plan.continuation.fork_reason,
             replaces=replaces,
+            delivered=status == "ok",
         )
         if status == "ok":
             self.history.answered(record, messages)

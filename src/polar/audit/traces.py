@@ -126,6 +126,8 @@ def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReaso
     replaced = {call.replaces for call in calls}
     reasons: dict[str, ExcludedReason] = {}
     for call in calls:
+        if not call.delivered and not _arrived(call, calls, ground):
+            reasons[call.call_id] = "undelivered"
         if call.kind == "auxiliary":
             reasons[call.call_id] = "auxiliary"
         if call.status == "aborted":
@@ -137,17 +139,20 @@ def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReaso
     return reasons
 
 
-def _asked_again(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
-    """C05: cut by length, never continued, and its prompt was asked again."""
-    cut = [choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None]
-    if not cut:
-        return False
+def _arrived(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
+    """A later prompt begins with the prompt and an answer of `call`."""
     later = [ground.path(other.prompt) for other in calls if other.ordinal > call.ordinal]
-    answers = [ground.through(node) for node in cut]
-    if any(begins_with(path, answer) for path in later for answer in answers):
+    answers = [ground.through(choice.node) for choice in call.choices if choice.node is not None]
+    return any(begins_with(path, answer) for path in later for answer in answers)
+
+
+def _asked_again(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
+    """C05: cut by length, never continued, and asked again: with its prompt, or with its messages and more."""
+    if not any(choice.finish_reason == "length" for choice in call.choices) or _arrived(call, calls, ground):
         return False
-    prompt = ground.path(call.prompt)
-    return any(begins_with(path, prompt) for path in later)
+    later = [other for other in calls if other.ordinal > call.ordinal and other.kind == call.kind]
+    prompt, asked = ground.path(call.prompt), call.message_hashes
+    return any(begins_with(ground.path(other.prompt), prompt) or other.message_hashes[: len(asked)] == asked for other in later)
 
 
 def _text(accounting: Accounting) -> str:

@@ -51,6 +51,7 @@ class _Message(Struct):
     reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str = ""
+    function_call: Raw = Raw(b"null")
 
 
 class _ToolFunction(Struct):
@@ -225,6 +226,8 @@ def _message(index: int, wire: _Message) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
         raise InvalidRequest(f"messages[{index}].role: expected one of {', '.join(_ROLES)}, got {wire.role!r}")
+    if bytes(wire.function_call) != b"null":
+        raise InvalidRequest(f"messages[{index}].function_call is not served; use tool_calls")
     calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in wire.tool_calls or ())
     reasoning = wire.reasoning_content or wire.reasoning or ""
     return Message(role, _content(index, wire.content), reasoning, calls, wire.tool_call_id)

@@ -17,7 +17,7 @@ import xxhash
 
 from polar.chat import ChatRequest, FinishReason, Message, Reply, TextPart, ToolCall, Usage
 from polar.engines.protocol import Engine, EngineInfo, Generated, ResolvedSampling
-from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError
+from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError, StoreError
 from polar.gateway.feed import Feed
 from polar.ids import new_call_id, tool_call_id
 from polar.specs import Finding, Int32Array, SamplingSpec, VersionSpan
@@ -25,7 +25,7 @@ from polar.store.capture import CaptureStore
 from polar.tokens.detectors import check_counts, check_logprobs, check_stop, check_versions
 from polar.tokens.history import Plan, prompt_hash
 from polar.tokens.lineage import tools_root
-from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Position
+from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Node, Position
 from polar.tokens.rendering import ParsedReply
 
 if TYPE_CHECKING:
@@ -249,19 +249,30 @@ class CallRun:
         bodies[call.tools_hash] = msgspec.json.encode(request.tools)
         async with session.committing:
             nodes = session.history.take_unsaved()
-            calls = [*session.unstored_calls, call]
             try:
-                await self._backend.store.commit(session.session_id, nodes, calls, session.unstored_messages | bodies)
+                await self._store(nodes, call, bodies)
             except BaseException:
                 session.history.give_back(nodes)
                 if call.status != "ok":
-                    session.unstored_calls.append(call)
-                    session.unstored_messages |= bodies
+                    session.unstored[call.call_id] = (call, bodies)
                 raise
-            session.unstored_calls.clear()
-            session.unstored_messages.clear()
         self._times["committed"] = time.time()
         self.call = self.session.calls[call.call_id] = call
+
+    async def _store(self, nodes: list[Node], call: Call, bodies: dict[str, bytes]) -> None:
+        """Write `call`, and with it the failures that could not be written before; alone if they still cannot."""
+        store, session_id = self._backend.store, self.session.session_id
+        if waiting := self.session.unstored:
+            calls = [late for late, _ in waiting.values()]
+            known = {digest: body for _, messages in waiting.values() for digest, body in messages.items()}
+            try:
+                await store.commit(session_id, nodes, [*calls, call], known | bodies)
+            except StoreError:
+                log.warning("%d failed calls of session %s still cannot be recorded", len(calls), session_id)
+            else:
+                waiting.clear()
+                return
+        await store.commit(session_id, nodes, [call], bodies)
 
     def _record(
         self,

@@ -93,7 +93,7 @@ async def gateway(
 def _config(app: "_Router") -> uvicorn.Config:
     """No access log: it would hold the keys that stand in paths (D20)."""
     return uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2, timeout_keep_alive=75
+        app, lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=2, timeout_keep_alive=75
     )
 
 

@@ -28,7 +28,7 @@ class LiveSession:
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
         refused: why the last request that never became a call was refused.
-        unstored_calls: failed calls that could not be written, and their messages; they go with the next commit.
+        unstored: failed calls that could not be written, by id, with their messages; they go with the next commit.
     """
 
     stored: StoredSession
@@ -37,8 +37,7 @@ class LiveSession:
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
     refused: str = ""
-    unstored_calls: list[Call] = field(default_factory=list)
-    unstored_messages: dict[str, bytes] = field(default_factory=dict)
+    unstored: dict[str, tuple[Call, dict[str, bytes]]] = field(default_factory=dict)
     frozen: bool = False
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -164,6 +163,7 @@ class Sessions:
         session = self.by_id(session_id)
         session.history = History(self._renderer)
         session.calls.clear()
+        session.unstored.clear()
 
     def restore(self, reader: CaptureReader) -> int:
         """Take up the sessions of an earlier process; how many are open.

@@ -78,7 +78,18 @@ def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, Excluded
             reasons[call.call_id] = "aborted"
         elif call.kind == "auxiliary":
             reasons[call.call_id] = "auxiliary"
+        elif not call.delivered and not _continued(call, calls, tree):
+            reasons[call.call_id] = "undelivered"
     return reasons
+
+
+def _continued(call: Call, calls: Sequence[Call], tree: TokenTree) -> bool:
+    """A later prompt holds the whole answer, so it did arrive."""
+    ends = {tree.end(choice.node) for choice in call.choices if choice.node is not None}
+    later = (other for other in calls if other.ordinal > call.ordinal)
+    return any(
+        tree.end(node.node_id) in ends and stop == len(node.ids) for other in later for node, stop in tree.spans(other.prompt)
+    )
 
 
 def _cut_and_asked_again(calls: Sequence[Call], tree: TokenTree) -> set[str]:
