@@ -89,6 +89,7 @@ class CallRun:
         self._ordinal = ordinal
         self._backend = backend
         self._arrival = arrival
+        self._bodies = addressed(arrival.request)
         self._replaces = replaces
         self._parser = session.history.renderer.parser()
         self._plan: Plan | None = None
@@ -244,10 +245,9 @@ class CallRun:
         Raises:
             StoreError: nothing was stored; nodes, and the record of a failure, go with the session's next commit.
         """
-        request, session = self._arrival.request, self.session
-        bodies = {message_hash(message): msgspec.json.encode(message) for message in request.messages}
-        bodies[call.tools_hash] = msgspec.json.encode(request.tools)
+        session = self.session
         async with session.committing:
+            bodies = {digest: body for digest, body in self._bodies if digest not in session.stored_bodies}
             nodes = session.history.take_unsaved()
             try:
                 await self._store(nodes, call, bodies)
@@ -256,6 +256,7 @@ class CallRun:
                 if call.status != "ok":
                     session.unstored[call.call_id] = (call, bodies)
                 raise
+            session.stored_bodies.update(bodies)
         self._times["committed"] = time.time()
         self.call = self.session.calls[call.call_id] = call
 
@@ -300,8 +301,8 @@ class CallRun:
             prompt_tokens=len(self._prompt_ids),
             prompt_hash=prompt_hash(self._prompt_ids),
             request_hash=self.request_hash,
-            message_hashes=tuple(message_hash(message) for message in arrival.request.messages),
-            tools_hash=plan.tools_hash if plan else tools_root(arrival.request.tools),
+            message_hashes=tuple(digest for digest, _ in self._bodies[:-1]),
+            tools_hash=self._bodies[-1][0],
             choices=choices,
             logprobs_mode=self._backend.engine.logprobs_mode,
             chain=plan.chain if plan else "",
@@ -349,9 +350,16 @@ def resolve(task: SamplingSpec, request: ChatRequest, room: int, stop_ids: tuple
     )
 
 
-def message_hash(message: Message) -> str:
-    """Address of a message in the content-addressed table: xxh3_128 of its JSON, hex."""
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(message))
+def addressed(request: ChatRequest) -> list[tuple[str, bytes]]:
+    """A request's messages, then its tools, as the content-addressed table holds them: (hash, JSON).
+
+    A message's address is the xxh3_128 of its JSON in hex, the tools' is the root of their lineage.
+    """
+    bodies = [msgspec.json.encode(message) for message in request.messages]
+    return [
+        *((xxhash.xxh3_128_hexdigest(body), body) for body in bodies),
+        (tools_root(request.tools), msgspec.json.encode(request.tools)),
+    ]
 
 
 def _numbers(sampling: ResolvedSampling | None) -> dict[str, float]:

@@ -28,6 +28,7 @@ class LiveSession:
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
         refused: why the last request that never became a call was refused.
+        stored_bodies: hashes of messages and tools that this process has stored for the session.
         unstored: failed calls that could not be written, by id, with their messages; they go with the next commit.
     """
 
@@ -37,6 +38,7 @@ class LiveSession:
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
     refused: str = ""
+    stored_bodies: set[str] = field(default_factory=set)
     unstored: dict[str, tuple[Call, dict[str, bytes]]] = field(default_factory=dict)
     frozen: bool = False
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -164,6 +166,7 @@ class Sessions:
         session.history = History(self._renderer)
         session.calls.clear()
         session.unstored.clear()
+        session.stored_bodies.clear()
 
     def restore(self, reader: CaptureReader) -> int:
         """Take up the sessions of an earlier process; how many are open.
