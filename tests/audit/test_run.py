@@ -36,6 +36,39 @@ def test_a_finished_run_is_proven(finished: RunFolder, renderer: Renderer) -> No
 def test_without_the_model_what_needs_no_tokenizer_is_proven(finished: RunFolder) -> None:
     audit = audit_run(finished.ledger, finished.capture)
     assert (audit.findings, audit.had_renderer) == ((), False)
+    assert audit.unproven == ("T06", "reply")
+    assert (audit.checked("T06"), audit.skipped("T06")) == (0, 4)
+
+
+def test_it_counts_what_was_checked(finished: RunFolder, renderer: Renderer) -> None:
+    audit = audit_run(finished.ledger, finished.capture, renderer)
+    assert audit.unproven == ()
+    counts = {
+        code: audit.checked(code) for code in ("prompt_hash", "T01", "place", "tool_call_id", "path", "weights", "L02", "mask")
+    }
+    sampled = audit.accounting.sampled
+    assert counts == {
+        "prompt_hash": 10, "T01": 4, "place": 10, "tool_call_id": 4, "path": 12, "weights": 3, "L02": sampled, "mask": sampled
+    }  # fmt: skip
+    assert audit.checked("mask_values") == audit.accounting.trained
+
+
+def test_what_a_damaged_tree_keeps_from_being_checked_is_not_counted(run: RunFolder, renderer: Renderer) -> None:
+    whole = audit_run(run.ledger, run.capture, renderer)
+    Damage(run).node(WORK, 2, "parent", 4)
+    audit = audit_run(run.ledger, run.capture, renderer)
+    assert found(audit) == {"tree"}
+    assert audit.checked("tree") == whole.checked("tree")
+    assert audit.checked("prompt_hash") == whole.checked("prompt_hash") - 3
+    assert audit.checked("L02") < whole.checked("L02")
+    assert set(audit.unproven) == set(CLAIMS) - {"tree", "unreadable", "frozen", "sampling"}
+    assert audit.skipped("mask") == 1
+
+
+def test_what_a_builder_refuses_is_not_counted(run: RunFolder, renderer: Renderer) -> None:
+    Damage(run).call(CUT, 1, sampled=3)
+    audit = audit_run(run.ledger, run.capture, renderer)
+    assert set(audit.unproven) == {"path", "mask", "mask_values", "accounting", "weights", "ledger"}
 
 
 OTHER_MESSAGE = msgspec.json.encode(Message("user", (TextPart("Do something else."),)))
@@ -113,6 +146,10 @@ FAULTS: list[tuple[str, str, Callable[[Damage], object]]] = [
     ("owner", "a span of another call", lambda d: d.node(WORK, d.sampled(WORK), "call_id", name(d, WORK, 0))),
     ("place", "a span moved by one token", lambda d: move(d, WORK, d.sampled(WORK), -1)),
     ("T08", "a call's count of sampled tokens", lambda d: d.call(WORK, 2, sampled=d.body(WORK, 2).sampled + 1)),
+    ("sampling", "a temperature that nobody chose", lambda d: d.call(WORK, 1, resolved=sampling(temperature=0.7))),
+    ("sampling", "a top_p that nobody chose", lambda d: d.call(WORK, 1, resolved=sampling(top_p=0.9))),
+    ("sampling", "a top_k that nobody chose", lambda d: d.call(WORK, 1, resolved=sampling(top_k=5.0))),
+    ("sampling", "a call that does not say", lambda d: d.call(WORK, 1, resolved={})),
     ("L02", "NaN", lambda d: d.logprobs(WORK, d.sampled(WORK), put(1, float("nan")))),
     ("L02", "a sentinel", lambda d: d.logprobs(WORK, d.sampled(WORK), put(1, -9999.0))),
     ("L02", "a positive value", lambda d: d.logprobs(WORK, d.sampled(WORK), put(1, 0.1))),
@@ -125,6 +162,7 @@ FAULTS: list[tuple[str, str, Callable[[Damage], object]]] = [
     ("tool_call_id", "a tool call's id", rename_a_tool_call),
     ("message", "what a message says", lambda d: d.capture("UPDATE messages SET body = ? WHERE message = 1", OTHER_MESSAGE)),
     ("message", "the fingerprint of a history", lambda d: d.call(WORK, 1, chain=d.body(WORK, 0).chain)),
+    ("build", "another temperature within a trace", lambda d: d.call(WORK, 1, resolved=sampling(temperature=0.7))),
     ("build", "tokens that do not add up", lambda d: d.call(CUT, 1, sampled=3)),
     ("ledger", "calls", lambda d: d.result(WORK, calls=2)),
     ("ledger", "traces", lambda d: d.result(WORK, traces=2)),
@@ -135,7 +173,17 @@ FAULTS: list[tuple[str, str, Callable[[Damage], object]]] = [
     ("frozen", "a finished session reopened", lambda d: d.capture("UPDATE sessions SET frozen = 0 WHERE session = ?", WORK)),
     ("unreadable", "tools dropped", lambda d: d.capture("DELETE FROM messages WHERE CAST(body AS TEXT) LIKE '[%'")),
     ("unreadable", "a call of garbage", lambda d: d.capture("UPDATE calls SET body = x'c1' WHERE session = ?", WORK)),
+    (
+        "unreadable",
+        "a call that others build on",
+        lambda d: d.capture("DELETE FROM calls WHERE session = ? AND ordinal = 0", WORK),
+    ),
+    ("unreadable", "ids cut in the middle", lambda d: d.node(WORK, 0, "ids", b"123")),
 ]
+
+
+def sampling(**otherwise: float) -> dict[str, float]:
+    return {"max_tokens": 100.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0.0, **otherwise}
 
 
 def name(damage: Damage, session: int, ordinal: int) -> str:

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from polar.audit.claims import CLAIMS
 from polar.rollout.folder import RunFolder
 from tests.audit.damage import WORK, Damage
@@ -30,6 +32,25 @@ def test_without_the_model_it_says_what_was_not_checked(polar: Polar, run: RunFo
     told = polar("audit", run.path)
     assert told.exit_code == 0
     assert told.output.count("not checked") == 2
+    assert told.output.count("✓") == len(CLAIMS) - 2
+    assert "runs/one: proven, except T06, reply: no tokenizer ·" in told.output
+
+
+def test_only_what_is_proven_whole_is_green(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32mruns/one: proven ·" in polar("audit", "runs/one").output
+    Damage(run).ledger("UPDATE meta SET value = '/nowhere' WHERE name = 'model_path'")
+    assert "\x1b[33mruns/one: proven, except" in polar("audit", "runs/one").output
+
+
+def test_a_damaged_tree_leaves_no_tick_behind_what_it_hides(polar: Polar, run: RunFolder) -> None:
+    Damage(run).node(WORK, 2, "parent", 4)
+    told = polar("audit", run.path)
+    assert told.exit_code == 1
+    assert "✗ 1 tree" in told.output
+    assert told.output.count("✓") == 3, "unreadable, frozen, sampling"
+    assert told.output.count("not checked in 1 sessions") == len(CLAIMS) - 4
+    assert "runs/one: 1 findings" in told.output
 
 
 def test_rescoring_with_an_engine(polar: Polar, run: RunFolder, engine_url: str) -> None:

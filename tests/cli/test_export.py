@@ -1,6 +1,8 @@
 """`polar export`: what others read is what the builders made."""
 
 import json
+import weakref
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,20 @@ from polar.cli.export import replacing
 from polar.cli.runs import Run
 from polar.errors import StoreError
 from polar.rollout.folder import RunFolder
-from polar.specs import Trace
-from polar.store.captured import read_captured
+from polar.specs import BuilderName, SessionResult, Trace, Trajectory
+from polar.store.capture import CaptureReader
+from polar.store.captured import read_captured, trajectory
 from polar.trajectory.builders import build
+from tests.audit.damage import CUT, REWRITE, WORK, Damage
 from tests.cli.conftest import Polar
 
 
 def traces(run: RunFolder) -> list[Trace]:
-    """All traces, straight from the store."""
+    """All traces of scored sessions, straight from the store."""
     return [
         trace
         for result in Run.read(run.path).results
+        if result.reward is not None
         for trace in build(
             read_captured(run.capture, result.session_id), builder="prefix_merging", status=result.status, reward=result.reward
         ).traces
@@ -43,7 +48,6 @@ def test_json_lines(polar: Polar, run: RunFolder) -> None:
         ("files", "completed"),
         ("files", "completed"),
         ("cuts", "timed_out"),
-        ("cuts", "failed"),
     ]
     read: list[Any] = [trace for session in sessions for trace in session["trajectory"]["traces"]]
     assert [trace["prompt_ids"] + trace["response_ids"] for trace in read] == [ids(trace) for trace in traces(run)]
@@ -72,8 +76,55 @@ def test_safetensors(polar: Polar, run: RunFolder) -> None:
 def test_it_says_what_it_wrote_and_where(polar: Polar, run: RunFolder) -> None:
     told = polar("export", run.path, "--format", "json").output
     held = sum(len(ids(trace)) for trace in traces(run))
-    trained = sum(int(trace.loss_mask.sum()) for trace in traces(run))
-    assert told == f"{run.path}/traces.jsonl: 4 sessions, 4 traces, {held:,} tokens, {trained:,} under the mask\n"
+    trained = sum(result.accounting.trained for result in Run.read(run.path).results)
+    assert told == (
+        f"{run.path}/traces.jsonl: 3 sessions, 4 traces, {held:,} tokens, {trained:,} under the mask; "
+        "1 sessions without a reward left out\n"
+    )
+
+
+def test_what_has_no_reward_is_in_no_file(polar: Polar, run: RunFolder) -> None:
+    """A session that was sampled whole, and then lost its reward to infrastructure, has nothing under a mask."""
+    Damage(run).result(WORK, reward=None)
+    told = polar("export", run.path, "--format", "parquet").output
+    assert "2 sessions, 3 traces" in told
+    assert "2 sessions without a reward left out" in told
+    rows = pq.read_table(run.path / "traces.parquet").to_pylist()
+    assert None not in [row["reward"] for row in rows]
+
+
+def test_nothing_with_a_reward_is_wrong_usage(polar: Polar, run: RunFolder) -> None:
+    for session in (WORK, REWRITE, CUT):
+        Damage(run).result(session, reward=None)
+    told = polar("export", run.path, "--format", "json")
+    assert told.exit_code == 2
+    assert "no finished sessions with a reward to export; 4 sessions without a reward left out" in told.stderr
+
+
+def test_each_file_says_how_the_tokens_were_sampled(polar: Polar, run: RunFolder) -> None:
+    said = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs_mode": "raw"}
+    for form in ("json", "parquet", "safetensors"):
+        assert polar("export", run.path, "--format", form).exit_code == 0
+    for line in (run.path / "traces.jsonl").read_text().splitlines():
+        assert all(said.items() <= trace["metadata"].items() for trace in json.loads(line)["trajectory"]["traces"])
+    assert all(said.items() <= row.items() for row in pq.read_table(run.path / "traces.parquet").to_pylist())
+    with safe_open(run.path / "traces.safetensors", "numpy") as file:
+        assert json.loads(file.metadata()["sampling"]) == [said] * 4
+
+
+def test_json_lines_are_written_session_by_session(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Trajectory]] = []
+    alive: list[int] = []
+
+    def watched(reader: CaptureReader, result: SessionResult, builder: BuilderName) -> Trajectory:
+        alive.append(sum(known() is not None for known in made))
+        built = trajectory(reader, result, builder)
+        made.append(weakref.ref(built))
+        return built
+
+    monkeypatch.setattr(import_module("polar.cli.export"), "trajectory", watched)
+    assert polar("export", run.path, "--format", "json").exit_code == 0
+    assert (len(alive), max(alive)) == (3, 1), "while one is built, only the one before is still there"
 
 
 def test_only_completed_sessions(polar: Polar, run: RunFolder) -> None:
@@ -81,7 +132,7 @@ def test_only_completed_sessions(polar: Polar, run: RunFolder) -> None:
 
 
 def test_another_builder(polar: Polar, run: RunFolder) -> None:
-    assert "4 sessions, 8 traces" in polar("export", run.path, "--format", "json", "--builder", "per_request").output
+    assert "3 sessions, 8 traces" in polar("export", run.path, "--format", "json", "--builder", "per_request").output
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_no_engine(home: Path, polar: Polar) -> None:
         (["sums.jsonl", "--harness", "p1"], "there is no harness 'p1'"),
         (["sums.jsonl", "--engine", "vllm"], "expected `embedded` or a URL"),
         (["sums.jsonl", "--concurrency", "0"], "--concurrency"),
+        (["sums.jsonl", "--out", "sums.jsonl/x"], "--out sums.jsonl/x: Not a directory"),
     ],
 )
 def test_wrong_usage_is_named(home: Path, polar: Polar, arguments: list[str], said: str) -> None:

@@ -1,5 +1,6 @@
 """What `polar show` tells of runs and sessions, and what it never lets through."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from polar.engines.renderers import load_renderer
 from polar.rollout.folder import RunFolder
 from polar.store.captured import read_captured
 from polar.trajectory.builders import build
+from tests.audit.damage import WORK, Damage
 from tests.cli.conftest import Polar
 
 
@@ -35,6 +37,32 @@ def test_a_session_is_found_by_every_name(polar: Polar, run: RunFolder) -> None:
 def test_what_does_not_exist_is_named(polar: Polar, run: RunFolder) -> None:
     assert "neither the folder of a run" in polar("show", "nothing").stderr
     assert "there is no session 'nothing' in" in polar("show", run.path / "nothing").stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda d: d.node(WORK, 2, "parent", 4), "error: tree: the token tree of session"),
+        (lambda d: d.node(WORK, d.sampled(WORK, 1), "offset", 10_000), "hangs at token 10000 of node"),
+        (lambda d: d.capture("DELETE FROM nodes WHERE session = ? AND node_id > 2", WORK), "and there is no"),
+        (lambda d: d.capture("DELETE FROM calls WHERE session = ? AND ordinal = 0", WORK), "what is stored of it is incomplete"),
+        (lambda d: d.node(WORK, 0, "ids", b"123"), "what is stored of it is incomplete"),
+    ],
+)
+def test_a_damaged_session_is_an_error_and_no_traceback(
+    polar: Polar, run: RunFolder, damage: Callable[[Damage], object], said: str
+) -> None:
+    damage(Damage(run))
+    for told in (polar("show", session_id(run)), polar("export", run.path, "--format", "json")):
+        assert told.exit_code == 1
+        assert said in told.stderr
+    assert not (run.path / "traces.jsonl").exists()
+
+
+def test_a_path_that_cannot_be_is_an_error_and_no_traceback(polar: Polar) -> None:
+    told = polar("show", "x" * 5000)
+    assert told.exit_code == 1
+    assert "File name too long" in told.stderr
 
 
 def test_messages_then_tokens(polar: Polar, run: RunFolder) -> None:
@@ -79,8 +107,6 @@ def test_untrusted_text_is_neither_markup_nor_terminal_commands(polar: Polar, ru
 
 
 def test_without_the_model_tokens_are_ids(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.audit.damage import Damage
-
     Damage(run).ledger("UPDATE meta SET value = '/nowhere' WHERE name = 'model_path'")
     told = polar("show", session_id(run), "--tokens").output
     assert "tokens are shown as ids: expected tokenizer_config.json in the model directory /nowhere" in told

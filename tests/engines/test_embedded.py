@@ -5,6 +5,7 @@ import json
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -104,9 +105,11 @@ def served(model: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
     command = [sys.executable, "-m", "polar.engines.embedded", str(model), "--port", "0", "--served-model-name", "policy"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        ready = re.fullmatch(r"polar engine ready on (http://127\.0\.0\.1:\d+) \(model policy\)\n", process.stdout.readline())
-        assert ready is not None
         try:
+            ready = re.fullmatch(
+                r"polar engine ready on (http://(?:127\.0\.0\.1|\[::1\]):\d+) \(model policy\)\n", process.stdout.readline()
+            )
+            assert ready is not None
             yield ready[1], process
         finally:
             process.terminate()
@@ -625,3 +628,22 @@ def test_of_two_that_make_a_model_the_first_stays(tmp_path: Path) -> None:
         list(pool.map(build, ["1", "2", "3"]))
     assert (target / "a").read_text() == (target / "b").read_text()
     assert [path.name for path in target.parent.iterdir()] == ["it"]
+
+
+# --- where it listens ---
+
+
+async def test_an_ipv6_host_is_bracketed_in_its_url(tiny: Path) -> None:
+    if not has_ipv6_loopback():
+        pytest.skip("this machine has no IPv6")
+    with served(tiny, "--host", "::1") as (url, _):
+        assert url.startswith("http://[::1]:")
+        assert await get(url, "/health") == ""
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False

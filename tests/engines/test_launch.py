@@ -11,23 +11,7 @@ import pytest
 
 from polar.engines.launch import engine_process
 from polar.engines.vllm import VllmEngine
-from polar.errors import EngineError
-
-SCRIPT = """
-from polar.engines.scripted import Scripted, ScriptedCall
-
-def reply(call: ScriptedCall) -> Scripted:
-    return Scripted("ok")
-"""
-
-
-@pytest.fixture
-def command(smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The scripted engine, which announces itself as the embedded one does and starts faster."""
-    (tmp_path / "myscript.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
-    options = ["--model-dir", str(smollm2_dir), "--script", "myscript:reply", "--log", str(tmp_path / "sampled.jsonl")]
-    return [sys.executable, "-m", "polar.engines.scripted", *options]
+from polar.errors import EngineError, UsageError
 
 
 async def gone(pid: int) -> None:
@@ -36,8 +20,10 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_it_answers_once_it_is_ready_and_is_gone_afterwards(command: list[str], smollm2_dir: Path, tmp_path: Path) -> None:
-    async with engine_process(command, log=tmp_path / "logs" / "engine.log") as process:
+async def test_it_answers_once_it_is_ready_and_is_gone_afterwards(
+    engine_command: list[str], smollm2_dir: Path, tmp_path: Path
+) -> None:
+    async with engine_process(engine_command, log=tmp_path / "logs" / "engine.log") as process:
         engine = VllmEngine(process.url)
         assert (await engine.info()).model_path == str(process.model_dir) == str(smollm2_dir)
         await engine.close()
@@ -47,16 +33,46 @@ async def test_it_answers_once_it_is_ready_and_is_gone_afterwards(command: list[
     assert not psutil.pid_exists(process.pid)
 
 
-async def test_an_earlier_run_in_the_same_log_is_not_taken_for_this_one(command: list[str], tmp_path: Path) -> None:
+async def test_one_that_is_given_a_key_asks_for_it(engine_command: list[str], tmp_path: Path) -> None:
+    async with engine_process(engine_command, log=tmp_path / "engine.log", key="the-key") as process:
+        assert process.key == "the-key"
+        assert "the-key" not in repr(process)
+        engine = VllmEngine(process.url)
+        with pytest.raises(EngineError, match="with 401"):
+            await engine.info()
+        await engine.close()
+
+
+async def test_the_key_of_another_engine_is_not_handed_down(
+    engine_command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_ENGINE_KEY", "of-another")
+    async with engine_process(engine_command, log=tmp_path / "engine.log") as process:
+        engine = VllmEngine(process.url)
+        await engine.info()
+        await engine.close()
+
+
+async def test_a_log_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write the engine's log \S+/file/engine\.log: (Not a directory|File exists)"):
+        async with engine_process(["true"], log=tmp_path / "file" / "engine.log"):
+            pass
+    with pytest.raises(UsageError, match=r"cannot write the engine's log \S+: Is a directory; choose"):
+        async with engine_process(["true"], log=tmp_path):
+            pass
+
+
+async def test_an_earlier_run_in_the_same_log_is_not_taken_for_this_one(engine_command: list[str], tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("polar engine ready on http://127.0.0.1:9 (an earlier run)\n")
-    async with engine_process(command, log=log) as process:
+    async with engine_process(engine_command, log=log) as process:
         assert process.url != "http://127.0.0.1:9"
     assert log.read_text().count("ready on") == 2
 
 
-async def test_its_death_in_mid_run_is_noticed(command: list[str], tmp_path: Path) -> None:
-    async with engine_process(command, log=tmp_path / "engine.log") as process:
+async def test_its_death_in_mid_run_is_noticed(engine_command: list[str], tmp_path: Path) -> None:
+    async with engine_process(engine_command, log=tmp_path / "engine.log") as process:
         watch = asyncio.ensure_future(process.wait_dead())
         os.kill(process.pid, signal.SIGKILL)
         async with asyncio.timeout(2):
@@ -66,8 +82,8 @@ async def test_its_death_in_mid_run_is_noticed(command: list[str], tmp_path: Pat
     assert "died with signal SIGKILL" in str(death)
 
 
-async def test_a_watcher_that_is_cancelled_leaves_the_process_watched(command: list[str], tmp_path: Path) -> None:
-    async with engine_process(command, log=tmp_path / "engine.log") as process:
+async def test_a_watcher_that_is_cancelled_leaves_the_process_watched(engine_command: list[str], tmp_path: Path) -> None:
+    async with engine_process(engine_command, log=tmp_path / "engine.log") as process:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(process.wait_dead(), 0.01)
         assert not process.died.cancelled()
@@ -98,7 +114,7 @@ async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child whose parent was killed")
-async def test_it_does_not_outlive_a_parent_that_was_killed(command: list[str], tmp_path: Path) -> None:
+async def test_it_does_not_outlive_a_parent_that_was_killed(engine_command: list[str], tmp_path: Path) -> None:
     runner = (
         "import asyncio, pathlib, sys\n"
         "from polar.engines.launch import engine_process\n"
@@ -108,7 +124,7 @@ async def test_it_does_not_outlive_a_parent_that_was_killed(command: list[str], 
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
-    options = (str(tmp_path / "engine.log"), *command)
+    options = (str(tmp_path / "engine.log"), *engine_command)
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", runner, *options, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(await parent.stdout.readline())

@@ -19,7 +19,7 @@ from polar.errors import EngineError
 from polar.specs import Int32Array, VersionSpan
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests."
-SAMPLING = ResolvedSampling(max_tokens=1000, seed=7, stop_token_ids=(2,))
+SAMPLING = ResolvedSampling(max_tokens=1000, stop_token_ids=(2,))
 HOUR = 3600.0
 
 # Two tokens under two weights, as vLLM 0.32 streams them (`top_logprobs` shortened).
@@ -52,8 +52,8 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 
 @asynccontextmanager
-async def client_of(url: str, model: str | None = None) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(url, model=model)
+async def client_of(url: str, key: str = "") -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(url, key)
     try:
         yield engine
     finally:
@@ -67,7 +67,7 @@ async def serving(scripted: ScriptedEngine) -> AsyncIterator[VllmEngine]:
 
 
 @asynccontextmanager
-async def replaying(*pieces: bytes, pause: float = 0.0) -> AsyncIterator[tuple[VllmEngine, list[bytes]]]:
+async def replaying(*pieces: bytes, pause: float = 0.0, key: str = "") -> AsyncIterator[tuple[VllmEngine, list[bytes]]]:
     """An engine that answers any request with these bytes, with pauses between them; also the requests that it got."""
     requests: list[bytes] = []
 
@@ -84,7 +84,7 @@ async def replaying(*pieces: bytes, pause: float = 0.0) -> AsyncIterator[tuple[V
 
     over = asyncio.Event()
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as engine:
+    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key) as engine:
         yield engine, requests
         over.set()
 
@@ -176,7 +176,6 @@ class TestGenerate:
                 "top_p": 1.0,
                 "top_k": 0,
                 "logprobs": 0,
-                "seed": 7,
                 "stop_token_ids": [2],
             },
             "stream": True,
@@ -331,16 +330,67 @@ class TestInfo:
         async with serving(scripted) as engine:
             assert await engine.info() == EngineInfo("scripted", str(model_dir), 8192)
 
-    async def test_an_adapter_has_the_context_and_tokenizer_of_its_base(self) -> None:
+    async def test_an_adapter_is_not_taken_for_the_model(self) -> None:
         models = (
-            b'{"data":[{"id":"base","root":"/models/base","parent":null,"max_model_len":2048},'
-            b'{"id":"lora1","root":"/adapters/1","parent":"base","max_model_len":null}]}'
+            b'{"data":[{"id":"lora1","root":"/adapters/1","parent":"base","max_model_len":null},'
+            b'{"id":"base","root":"/models/base","parent":null,"max_model_len":2048}]}'
         )
-        async with replaying(stream(models)) as (engine, _), client_of(engine.url, "lora1") as adapter:
-            assert await adapter.info() == EngineInfo("lora1", "/models/base", 2048)
-            async with client_of(engine.url, "lora2") as missing:
-                with pytest.raises(EngineError, match="serves base, lora1, not lora2"):
-                    await missing.info()
+        async with replaying(stream(models)) as (engine, _):
+            assert await engine.info() == EngineInfo("base", "/models/base", 2048)
+
+
+EVERY_CALL: list[Callable[[VllmEngine], Awaitable[object]]] = [
+    collect,
+    lambda engine: engine.abort("r1"),
+    lambda engine: engine.info(),
+    lambda engine: engine.score(ids(5, 6)),
+    lambda engine: engine.pause(),
+    lambda engine: engine.resume(),
+    lambda engine: engine.reload_weights("/weights/7"),
+    lambda engine: engine.update_version(7),
+    lambda engine: engine.reset_prefix_cache(),
+]
+
+
+class TestKey:
+    @pytest.mark.parametrize("call", EVERY_CALL)
+    async def test_every_request_brings_the_key(
+        self, tokenizer: Tokenizer, call: Callable[[VllmEngine], Awaitable[object]]
+    ) -> None:
+        guarded = ScriptedEngine(tokenizer, lambda call: Scripted(TEXT), key="the-key")
+        async with scripted_server(guarded) as url, client_of(url, "the-key") as engine:
+            await call(engine)
+
+    @pytest.mark.parametrize("call", EVERY_CALL)
+    @pytest.mark.parametrize("key", ["", "another-key"])
+    async def test_a_missing_or_wrong_key_is_an_error_that_names_the_variable(
+        self, tokenizer: Tokenizer, call: Callable[[VllmEngine], Awaitable[object]], key: str
+    ) -> None:
+        guarded = ScriptedEngine(tokenizer, lambda call: Scripted(TEXT), key="the-key")
+        async with scripted_server(guarded) as url, client_of(url, key) as engine:
+            with pytest.raises(EngineError, match="with 401: .*; set POLAR_ENGINE_KEY to the key"):
+                await call(engine)
+        assert guarded.log == []
+        assert guarded.controls == []
+
+    async def test_vllms_own_refusal_reads_the_same(self) -> None:
+        body = b'{"error":"Unauthorized"}'
+        head = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: %d\r\n\r\n" % len(body)
+        async with replaying(head + body) as (engine, _):
+            with pytest.raises(EngineError, match="/v1/models with 401: Unauthorized; set POLAR_ENGINE_KEY to the key"):
+                await engine.info()
+
+    async def test_no_header_without_a_key(self) -> None:
+        async with replaying(stream(RECORDED)) as (engine, requests):
+            await collect(engine)
+        assert b"authorization" not in requests[0].lower()
+
+    async def test_no_error_shows_the_key(self) -> None:
+        async with replaying(b"SSH-2.0-OpenSSH_9.2\r\n", key="the-key") as (engine, requests):
+            with pytest.raises(EngineError, match="broke off") as caught:
+                await engine.info()
+        assert b"the-key" in requests[0]
+        assert "the-key" not in str(caught.value)
 
 
 class TestScore:

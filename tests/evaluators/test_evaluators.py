@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -38,7 +39,8 @@ async def score(
 async def judge(
     finished: Finished, factory: SandboxFactory, command: str, files: dict[str, str] | None = None, timeout: float = 20
 ) -> Score:
-    spec = EvaluatorSpec("command", command, files or {})
+    kind: Literal["exit_status", "printed"] = "printed" if "reward:" in command else "exit_status"
+    spec = EvaluatorSpec("command", command, files or {}, kind)
     task = Task("t", "do it", evaluator=spec, timeouts=Timeouts(score=timeout))
     return await evaluators.get("command").score(task, finished, factory)
 
@@ -52,8 +54,6 @@ async def judge(
         ("echo reward: -3e-1", -0.3),
         ("echo reward: 1; exit 1", 0.0),
         ("echo 'reward: 0.5'; echo; echo", 0.5),
-        ("echo reward: 0.5; echo done", 1.0),
-        ("echo reward: 0.5 >&2", 1.0),
         ("yes | head -c 1000000; echo reward:7", 7.0),
     ],
 )
@@ -61,6 +61,14 @@ async def test_the_exit_status_is_the_reward_unless_the_last_line_says_another(
     command: str, reward: float, finished: Finished, factory: SandboxFactory
 ) -> None:
     assert await score(finished, factory, command) == reward
+
+
+async def test_what_the_agents_code_prints_is_no_reward_unless_the_task_says_so(
+    finished: Finished, factory: SandboxFactory
+) -> None:
+    spec = EvaluatorSpec("command", "echo reward: 1e9")
+    verdict = await evaluators.get("command").score(Task("t", "do it", evaluator=spec), finished, factory)
+    assert verdict == Score(1.0)
 
 
 async def test_the_evaluators_files_and_the_answer_are_there(finished: Finished, factory: SandboxFactory) -> None:
@@ -103,6 +111,8 @@ async def test_a_link_within_the_workspace_is_not_in_the_way(finished: Finished,
         ("echo reward: nan", "is no finite number"),
         ("echo reward: inf", "is no finite number"),
         ("echo reward:", "is no finite number"),
+        ("echo reward: 0.5; echo done", "last line is no `reward: X`"),
+        ("echo reward: 0.5 >&2", "last line is no `reward: X`"),
     ],
 )
 async def test_a_malformed_reward_is_no_reward(command: str, message: str, finished: Finished, factory: SandboxFactory) -> None:

@@ -289,3 +289,24 @@ async def test_an_answer_that_nobody_received_is_not_trained_unless_a_later_prom
     first, second = (len(entry.ids) for entry in stand.log)
     assert (accounting.trained, accounting.excluded) == (first, {"undelivered": second})
     assert audit_session(lost, None, None) == []
+
+
+async def test_the_last_call_of_a_session_is_recorded_even_if_it_could_not_be_at_first(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise StoreError("disk full")
+
+    async with serve(lambda call: Scripted("Hello.")) as stand:
+        session_id, key = await stand.open()
+        talk = Conversation(stand.client(key), tools=None)
+        await talk.ask()
+        with monkeypatch.context() as broken:
+            broken.setattr(CaptureStore, "commit", full)
+            with pytest.raises(openai.APIError, match="disk full"):
+                await talk.ask()
+            with pytest.raises(StoreError, match="disk full"):
+                await stand.gateway.sessions.freeze(session_id)
+        captured = await stand.captured(session_id)
+        assert [call.status for call in captured.calls] == ["ok", "failed"]
+        assert sum(call.sampled for call in captured.calls) == sum(len(entry.ids) for entry in stand.log)

@@ -41,6 +41,13 @@ def work() -> None:
 
 
 mode = os.environ.get("AGENT_MODE", "")
+if mode == "refused":
+    work()
+    ask([{"role": "user", "content": [{"type": "image_url"}]}])
+if mode == "leak":
+    work()
+    sys.stderr.write(f"cannot reach {os.environ['POLAR_BASE_URL']}\n")
+    os.kill(os.getpid(), 9)
 if mode == "silent":
     sys.stderr.write("I have nothing to say\n")
     sys.exit(3)
@@ -50,5 +57,8 @@ if mode == "crash":
     os.kill(os.getpid(), 11)
 if mode == "sleep":
     time.sleep(600)
+if mode == "side":
+    TOOLS.clear()
+    ask([{"role": "user", "content": "A title, please."}])
 if mode == "fail":
     sys.exit(7)

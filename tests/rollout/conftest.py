@@ -71,9 +71,10 @@ def policy(smollm2_dir: Path, tmp_path: Path) -> Policy:
 
     @asynccontextmanager
     async def start(
-        script: Callable[[ScriptedCall], Scripted] = write_and_answer,
+        script: Callable[[ScriptedCall], Scripted] = write_and_answer, max_model_len: int = 32_768
     ) -> AsyncIterator[tuple[ScriptedEngine, RunOptions]]:
-        engine = ScriptedEngine(Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")), script, model_dir=smollm2_dir)
+        tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
+        engine = ScriptedEngine(tokenizer, script, model_dir=smollm2_dir, max_model_len=max_model_len)
         async with scripted_server(engine) as url:
             yield engine, RunOptions(tmp_path / "run", url, sandbox="process", concurrency=4)
 

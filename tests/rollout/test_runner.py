@@ -1,7 +1,9 @@
 """Runs from end to end with a scripted policy: what is scored, what survives, what is said when things break."""
 
 import asyncio
+import shutil
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,8 @@ from polar.engines.scripted import Scripted, ScriptedCall
 from polar.errors import EngineError, InfrastructureError, UsageError
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Silent
-from polar.rollout.runner import RunOptions, run_tasks
-from polar.specs import HarnessSpec, Timeouts
+from polar.rollout.runner import PREPARED_AHEAD, RunOptions, run_tasks
+from polar.specs import HarnessSpec, Stage, Timeouts
 from polar.store.captured import read_captured
 from polar.store.ledger import LedgerReader
 from polar.trajectory.builders import build
@@ -160,3 +162,72 @@ async def test_what_cannot_work_is_refused_before_the_engine_starts(policy: Poli
         with pytest.raises(UsageError, match=says):
             await run_tasks([agent_task(**change)], RunOptions(options.out, "embedded"), Silent())  # type: ignore[arg-type]
     assert not RunFolder(options.out).capture.exists()
+
+
+async def test_a_refused_request_is_noted_and_costs_the_reward_when_it_was_the_last(policy: Policy) -> None:
+    async with policy() as (_, options):
+        (result,) = (await run_tasks([agent_task(mode="refused", samples=1)], options, Silent())).results
+    assert (result.status, result.reward, result.error_kind) == ("failed", None, "request_refused")
+    assert "'image_url' is not served" in result.error
+    assert "request_refused" in [finding.code for finding in result.findings]
+
+
+async def test_a_first_prompt_that_does_not_fit_is_named(policy: Policy) -> None:
+    async with policy(max_model_len=100) as (_, options):
+        (result,) = (await run_tasks([agent_task(samples=1)], options, Silent())).results
+    assert (result.status, result.error_kind) == ("failed", "context_length_exceeded")
+
+
+async def test_the_answer_is_the_agents_not_a_side_calls(policy: Policy) -> None:
+    def script(call: ScriptedCall) -> Scripted:
+        return Scripted("A fine title") if "title" in call.prompt_text else write_and_answer(call)
+
+    async with policy(script) as (_, options):
+        (result,) = (await run_tasks([agent_task(mode="side", samples=1)], options, Silent())).results
+    assert (result.reward, result.calls) == (1.0, 3)
+
+
+async def test_no_key_is_left_in_what_a_harness_printed(policy: Policy) -> None:
+    async with policy() as (_, options):
+        (result,) = (await run_tasks([agent_task(mode="leak", samples=1)], options, Silent())).results
+    assert "(model key)" in result.error
+    assert "pk-" not in result.error + (RunFolder(options.out).session(result.session_id) / "harness.err").read_text()
+
+
+async def test_only_so_many_sessions_are_prepared_ahead(policy: Policy) -> None:
+    class Counting(Watching):
+        most = 0
+
+        def stage(self, session_id: str, task_id: str, sample: int, stage: Stage) -> None:
+            super().stage(session_id, task_id, sample, stage)
+            ready = {session for session, reached in self.stages if reached == "ready"}
+            ran = {session for session, reached in self.stages if reached == "running"}
+            self.most = max(self.most, len(ready - ran))
+
+    watching = Counting()
+    async with policy() as (_, options):
+        one = RunOptions(options.out, options.engine, sandbox="process", concurrency=1)
+        await run_tasks([agent_task(samples=14)], one, watching)
+    assert watching.most <= 1 + PREPARED_AHEAD
+
+
+async def test_an_interrupted_run_does_not_go_on_with_another_vocabulary(
+    policy: Policy, smollm2_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(smollm2_dir / "tokenizer_config.json", other)
+    text = (smollm2_dir / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text + " ")
+    async with policy() as (_, options):
+        await run_tasks([agent_task(mode="crash", samples=1)], options, Silent())
+        changed = RunOptions(options.out, options.engine, str(other), "process")
+        with pytest.raises(UsageError, match="was run with renderer"):
+            await run_tasks([agent_task(mode="crash", samples=1)], changed, Silent())
+
+
+async def test_a_folder_that_cannot_be_made_is_named(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with policy() as (_, options):
+        with pytest.raises(UsageError, match="--out .*file/run: Not a directory"):
+            await run_tasks([agent_task()], RunOptions(tmp_path / "file" / "run", options.engine), Silent())

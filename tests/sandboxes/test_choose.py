@@ -20,7 +20,7 @@ def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_auto_is_bubblewrap_where_it_works(tmp_path: Path) -> None:
     need_bubblewrap()
-    assert bubblewrap.available()
+    assert bubblewrap.problem() == ""
     assert choose("auto", tmp_path).kind == "bubblewrap"
     assert choose("process", tmp_path).kind == "process"
 

@@ -143,7 +143,7 @@ class Session:
             logprobs_mode="raw",
             chain=plan.chain,
             requested=RequestedSampling(),
-            resolved={},
+            resolved={"temperature": 0.7, "top_p": 0.9, "top_k": 20.0, "max_tokens": 100.0 - len(self.calls)},
             sampled=len(ids),
             parent_call=plan.parent_call,
             fork_reason=plan.continuation.fork_reason,

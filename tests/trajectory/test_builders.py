@@ -336,6 +336,83 @@ def test_a_token_that_was_sampled_and_is_not_there_stops_the_build() -> None:
         built(session)
 
 
+def test_a_trace_says_how_its_tokens_were_sampled() -> None:
+    session, talk = Session(), start()
+    say(session, talk, "one")
+    say(session, talk, "two")
+    (trace,) = built(session).traces
+    assert (trace.temperature, trace.top_p, trace.top_k, trace.logprobs_mode) == (0.7, 0.9, 20, "raw")
+    assert len({call.resolved["max_tokens"] for call in session.calls}) == 2, "max_tokens is each call's own"
+
+
+OTHERWISE: list[dict[str, object]] = [
+    {"resolved": {"temperature": 1.0, "top_p": 0.9, "top_k": 20.0}},
+    {"resolved": {"temperature": 0.7, "top_p": 1.0, "top_k": 20.0}},
+    {"resolved": {"temperature": 0.7, "top_p": 0.9, "top_k": 0.0}},
+    {"logprobs_mode": "processed"},
+]
+
+
+@pytest.mark.parametrize("otherwise", OTHERWISE)
+def test_calls_of_one_trace_that_were_sampled_differently_stop_the_build(otherwise: dict[str, object]) -> None:
+    session, talk = Session(), start()
+    say(session, talk, "one")
+    second = say(session, talk, "two")
+    session.calls[1] = structs.replace(second, **otherwise)
+    with pytest.raises(CaptureError, match=r"^L01: of one trace, call c0abcdefgh .* c1abcdefgh"):
+        built(session)
+    assert len(built(session, "per_request").traces) == 2
+
+
+def test_a_call_that_does_not_say_how_it_was_sampled_stops_the_build() -> None:
+    session, talk = Session(), start()
+    call = say(session, talk, "one")
+    session.calls[0] = structs.replace(call, resolved={"temperature": 1.0, "top_k": 0.0})
+    with pytest.raises(CaptureError, match="L01: call c0abcdefgh does not say with which top_p"):
+        built(session)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"node_id": 7}, "node 7 under 0"),
+        ({"parent": Position(5, 0)}, "node 1 under 5"),
+        ({"parent": Position(0, 1000)}, "hangs at token 1000 of node 0"),
+        ({"kind": "context", "logprobs": None}, "call c0abcdefgh has node 1, and there is no such whole sampled node"),
+        ({"logprobs": np.zeros(1, np.float32)}, "call c0abcdefgh has node 1, and there is no such whole sampled node"),
+    ],
+)
+def test_a_damaged_tree_stops_the_build_by_name(changes: dict[str, object], said: str) -> None:
+    session = Session()
+    say(session, start(), "one")
+    with pytest.raises(CaptureError, match=f"^tree: the token tree of session s1 is damaged: .*{said}"):
+        build(damaged(session, **changes), builder="prefix_merging", status="completed", reward=1.0)
+
+
+def test_a_call_whose_place_is_not_there_stops_the_build() -> None:
+    session, talk = Session(), start()
+    say(session, talk, "one")
+    say(session, talk, "two")
+    captured = session.captured()
+    for nodes in (captured.nodes[:-1], captured.nodes[:1]):
+        with pytest.raises(CaptureError, match="^tree: .* and there is no"):
+            build(
+                Captured(captured.calls, nodes, captured.messages, captured.tools),
+                builder="prefix_merging",
+                status="completed",
+                reward=1.0,
+            )
+    for place in (Position(-2, 0), Position(-1, 1), Position(99, 0), Position(0, 1000)):
+        calls = [structs.replace(captured.calls[0], prompt=place), captured.calls[1]]
+        with pytest.raises(CaptureError, match="^tree: .* and there is none"):
+            build(
+                Captured(calls, captured.nodes, captured.messages, captured.tools),
+                builder="prefix_merging",
+                status="completed",
+                reward=1.0,
+            )
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_no_number_stops_the_build(reward: float) -> None:
     with pytest.raises(ValueError, match="finite reward"):

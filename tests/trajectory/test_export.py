@@ -18,6 +18,7 @@ from polar.trajectory.builders import build
 from polar.trajectory.export import Exported, message_json, session_json, table, tensors, token_versions, tool_json
 from tests.tokens.sessions import TOOLS, Conversation, Session, follow, text_message
 
+SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "logprobs_mode": "raw"}
 UNICODE = "日本 \u2028 \x00 \u00e9 \U0001f600"
 
 
@@ -61,7 +62,7 @@ def test_json_has_the_published_shape_and_keeps_every_number(reward: float | Non
         assert told["reward"] == reward
         assert told["prompt_messages"][1] == {"role": "user", "content": UNICODE}
         assert told["tools"][0]["function"]["parameters"] == {}
-        assert told["metadata"]["call_ids"] == list(trace.call_ids)
+        assert told["metadata"] == {"call_ids": list(trace.call_ids), **SAMPLING}
         assert sum(span["end"] - span["start"] for span in told["policy_versions"]) == sum(told["loss_mask"])
     assert [told["branch"] for told in body["trajectory"]["traces"]] == [
         {"kind": "agent", "parent_trace": None},
@@ -103,6 +104,7 @@ def test_a_table_survives_parquet(reward: float | None) -> None:
     for row, (session, index, trace) in zip(rows, flat, strict=True):
         assert (row["session_id"], row["trace"], row["reward"]) == (session.result.session_id, index, reward)
         assert row["parent_trace"] == trace.branch.parent_trace
+        assert {name: row[name] for name in SAMPLING} == SAMPLING
         for name in ("prompt_ids", "response_ids", "loss_mask", "response_logprobs"):
             array = getattr(trace, name)
             assert np.asarray(row[name], array.dtype).tobytes() == array.tobytes()
@@ -116,6 +118,7 @@ def test_tensors_can_be_cut_back_into_traces(reward: float | None) -> None:
     data = tensors(sessions)
     arrays, names = load(data), json.loads(metadata(data)["traces"])
     traces = [trace for session in sessions for trace in session.trajectory.traces]
+    assert json.loads(metadata(data)["sampling"]) == [SAMPLING] * len(traces)
     assert names == [["s1", "t", 2, 0], ["s1", "t", 2, 1], ["s2", "t", 2, 0], ["s2", "t", 2, 1]]
     assert len(arrays["cu_seqlens"]) == len(traces) + 1
     for number, trace in enumerate(traces):

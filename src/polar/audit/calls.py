@@ -8,7 +8,7 @@ import xxhash
 from polar.audit.ground import Ground, begins_with
 from polar.errors import CaptureError
 from polar.ids import tool_call_id
-from polar.specs import Finding
+from polar.specs import Finding, SamplingSpec
 from polar.tokens.detectors import check_logprobs, check_stop, check_versions
 from polar.tokens.history import prompt_hash
 from polar.tokens.lineage import chain_values, tools_root
@@ -75,6 +75,16 @@ def _check_choice(call: Call, number: int, node_id: int, ground: Ground) -> Iter
     if node.parent != call.prompt:
         begins, ends = ((at.node, at.offset) for at in (node.parent, call.prompt))
         yield Finding("place", f"node {node_id} hangs at {begins}, the prompt ends at {ends}", call.call_id)
+
+
+def check_sampling(calls: Sequence[Call], spec: SamplingSpec) -> Iterator[Finding]:
+    """`sampling`: the engine was asked for what the trainer chose, whatever the harness asked for."""
+    wanted = {"temperature": spec.temperature, "top_p": spec.top_p, "top_k": spec.top_k}
+    for call in calls:
+        if call.resolved or call.sampled:  # a call that failed before its prompt was planned was never sampled
+            said = {name: call.resolved.get(name) for name in wanted}
+            if said != wanted:
+                yield Finding("sampling", f"it was sampled with {said}, its session says {wanted}", call.call_id)
 
 
 def check_sampled(calls: Sequence[Call], ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:

@@ -8,7 +8,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-Unit = Literal["sessions", "calls", "nodes", "sampled tokens", "traces", "messages"]
+Unit = Literal[
+    "sessions",
+    "calls",
+    "continued calls",
+    "answers",
+    "tool calls",
+    "nodes",
+    "sampled spans",
+    "sampled tokens",
+    "traces",
+    "messages",
+]
 
 
 class Claim(Struct, frozen=True):
@@ -29,19 +40,20 @@ CLAIMS: dict[str, Claim] = {
     "tree": Claim("the token tree is whole: parents come first, spans begin inside them", "nodes"),
     "prompt_hash": Claim("each prompt's path has the ids that went to the engine, by their hash", "calls"),
     "prompt_tokens": Claim("each prompt's path is as long as the prompt that went to the engine", "calls"),
-    "T01": Claim("a prompt that continues a reply starts with its stored ids, to the token", "calls"),
+    "T01": Claim("a prompt that continues a reply starts with its stored ids, to the token", "continued calls"),
     "lineage": Claim("the calls that a call continues or replaces are stored, and came before it", "calls"),
-    "owner": Claim("each sampled span belongs to exactly one call and choice", "nodes"),
-    "place": Claim("each sampled span hangs exactly at the end of its call's prompt", "nodes"),
+    "owner": Claim("each sampled span belongs to exactly one call and choice", "sampled spans"),
+    "place": Claim("each sampled span hangs exactly at the end of its call's prompt", "answers"),
     "T08": Claim("each call has as many stored ids and log-probabilities as it sampled", "calls"),
+    "sampling": Claim("each call was sampled with its session's temperature, top_p and top_k", "calls"),
     "L02": Claim("each log-probability is finite, not positive, and no sentinel", "sampled tokens"),
     "W01": Claim("each sampled token has exactly one policy version", "sampled tokens"),
-    "T06": Claim("a stop id ends each finished reply, and stands nowhere else", "calls", needs_renderer=True),
-    "reply": Claim("the harness was told what the sampled ids say", "calls", needs_renderer=True),
-    "tool_call_id": Claim("each minted tool-call id names its call, choice and place", "calls"),
+    "T06": Claim("a stop id ends each finished reply, and stands nowhere else", "sampled spans", needs_renderer=True),
+    "reply": Claim("the harness was told what the sampled ids say", "answers", needs_renderer=True),
+    "tool_call_id": Claim("each minted tool-call id names its call, choice and place", "tool calls"),
     "message": Claim("messages and tools have the content that they are stored under", "messages"),
     "build": Claim("both builders take the session", "sessions"),
-    "path": Claim("each trace is a path of the token tree, id for id", "traces"),
+    "path": Claim("each trace of either builder is a path of the token tree, id for id", "traces"),
     "mask": Claim("each trainable token is trained in exactly one trace, every other in none", "sampled tokens"),
     "mask_values": Claim("log-probability and version under the mask are the stored ones, bit for bit", "sampled tokens"),
     "accounting": Claim("sampled = trained + excluded, counted again from the calls", "sessions"),

@@ -1,11 +1,14 @@
 """Proves a whole run from its ledger and its capture file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polar.audit.session import audit_session
+from polar.audit.calls import check_sampling
+from polar.audit.claims import CLAIMS
+from polar.audit.proof import Proof
+from polar.audit.session import prove_session
 from polar.errors import StoreError
 from polar.specs import Accounting, Finding, SessionResult
 from polar.store.capture import CaptureReader, StoredSession
@@ -17,15 +20,19 @@ from polar.trajectory.builders import Captured
 
 @dataclass(frozen=True)
 class SessionAudit:
-    """What was found out about one session. `accounting` and `traces` are the ledger's, which the findings confirm or deny."""
+    """What was found out about one session.
+
+    Attributes:
+        traces, accounting: the ledger's, which the findings confirm or deny.
+        checked: of how many of its units each claim was checked; a claim that is not named was not checked.
+    """
 
     session_id: str
     calls: int = 0
-    nodes: int = 0
-    messages: int = 0
     traces: int = 0
     accounting: Accounting = field(default_factory=Accounting)
     findings: tuple[Finding, ...] = ()
+    checked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class RunAudit:
     Attributes:
         sessions: those of the capture file in the order of opening, then those that only the ledger knows.
         unfinished: sessions among them that have no result yet; their tokens are in no accounting.
-        had_renderer: the claims that need the model's tokenizer were checked.
+        had_renderer: the model's tokenizer was there, which some claims need.
     """
 
     sessions: tuple[SessionAudit, ...]
@@ -50,9 +57,18 @@ class RunAudit:
     def findings(self) -> tuple[Finding, ...]:
         return tuple(finding for session in self.sessions for finding in session.findings)
 
-    def count(self, of: Callable[[SessionAudit], int]) -> int:
-        """Sum of something over the sessions."""
-        return sum(of(session) for session in self.sessions)
+    def checked(self, claim: str) -> int:
+        """Of how many of its units a claim was checked."""
+        return sum(session.checked.get(claim, 0) for session in self.sessions)
+
+    def skipped(self, claim: str) -> int:
+        """Sessions of which a claim was not checked."""
+        return sum(claim not in session.checked for session in self.sessions)
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Claims that were not checked of every session."""
+        return tuple(claim for claim in CLAIMS if self.skipped(claim))
 
 
 def audit_run(
@@ -83,25 +99,32 @@ def _audit_one(
 ) -> SessionAudit:
     result = known.result if known else None
     if stored is None:
-        return SessionAudit(session_id, findings=(Finding("ledger", "the ledger knows it, the capture file does not"),))
+        missing = Finding("ledger", "the ledger knows it, the capture file does not")
+        return SessionAudit(session_id, findings=(missing,), checked={"ledger": 1})
     try:
         records = captured(reader, session_id)
     except StoreError as error:
-        return SessionAudit(session_id, findings=(Finding("unreadable", str(error)),))
-    findings = [*_compare(known, stored, records), *audit_session(records, result, renderer)]
+        return SessionAudit(session_id, findings=(Finding("unreadable", str(error)),), checked={"unreadable": 1})
+    proof = _compare(known, stored, records) + prove_session(records, result, renderer)
     return SessionAudit(
         session_id=session_id,
         calls=len(records.calls),
-        nodes=len(records.nodes),
-        messages=len(records.messages),
         traces=result.traces if result else 0,
         accounting=result.accounting if result else Accounting(),
-        findings=tuple(findings),
+        findings=tuple(proof.findings),
+        checked=proof.checked,
     )
 
 
-def _compare(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Iterator[Finding]:
-    """`ledger`, `frozen`: what the two files say of one session goes together."""
+def _compare(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Proof:
+    """`ledger`, `frozen`, `sampling`: what the files say of a session as a whole goes together, and with its calls."""
+    findings = [*_compare_ledger(known, stored, records), *check_sampling(records.calls, stored.sampling)]
+    finished = known is not None and known.result is not None
+    sampled = sum(bool(call.resolved or call.sampled) for call in records.calls)
+    return Proof(findings, {"unreadable": 1, "frozen": int(finished), "sampling": sampled})
+
+
+def _compare_ledger(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Iterator[Finding]:
     if known is None:
         # A run that is killed between opening a session and noting it leaves one that nobody ever used.
         if records.calls:

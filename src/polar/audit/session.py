@@ -2,6 +2,7 @@
 
 from polar.audit.calls import check_lineage, check_messages, check_owners, check_prompts, check_replies, check_sampled
 from polar.audit.ground import Ground, malformed
+from polar.audit.proof import Proof
 from polar.audit.traces import check_traces
 from polar.specs import Finding, SessionResult
 from polar.tokens.rendering import Renderer
@@ -9,7 +10,12 @@ from polar.trajectory.builders import Captured
 
 
 def audit_session(captured: Captured, result: SessionResult | None, renderer: Renderer | None) -> list[Finding]:
-    """What does not hold of a session; empty means that all of `CLAIMS` is proven for it.
+    """The findings of `prove_session` alone."""
+    return prove_session(captured, result, renderer).findings
+
+
+def prove_session(captured: Captured, result: SessionResult | None, renderer: Renderer | None) -> Proof:
+    """What does not hold of a session, and what was checked; `sampling`, `frozen` and `unreadable` are for the run to check.
 
     A tree that cannot be walked is the only finding then, for nothing else can be said.
 
@@ -17,20 +23,42 @@ def audit_session(captured: Captured, result: SessionResult | None, renderer: Re
         result: what the ledger says of it; None if it says nothing, which is not held against the session here.
         renderer: of the session's model; without one `T06` and `reply` are not checked.
     """
-    findings = malformed(captured.nodes) or _misplaced(captured)
-    if findings:
-        return findings
+    if broken := malformed(captured.nodes) or _misplaced(captured):
+        return Proof(broken, {"tree": len(captured.nodes)})
     ground, calls = Ground(captured.nodes), captured.calls
-    findings += check_prompts(calls, ground)
-    findings += check_lineage(calls, ground)
-    findings += check_owners(calls, ground)
-    findings += check_sampled(calls, ground, renderer)
-    findings += check_replies(calls, ground, renderer)
-    findings += check_messages(captured)
-    findings += check_traces(captured, ground, result)
+    findings = [
+        *check_prompts(calls, ground),
+        *check_lineage(calls, ground),
+        *check_owners(calls, ground),
+        *check_sampled(calls, ground, renderer),
+        *check_replies(calls, ground, renderer),
+        *check_messages(captured),
+    ]
     if result is not None and result.calls != len(calls):
         findings.append(Finding("ledger", f"the ledger says {result.calls} calls, {len(calls)} are stored"))
-    return findings
+    return Proof(findings, _checked(captured, renderer)) + check_traces(captured, ground, result)
+
+
+def _checked(captured: Captured, renderer: Renderer | None) -> dict[str, int]:
+    """What claims about calls and their spans were checked of, in a tree that can be walked."""
+    calls, choices = captured.calls, [choice for call in captured.calls for choice in call.choices]
+    stored = {call.call_id for call in calls}
+    spans = [len(node.ids) for node in captured.nodes if node.kind == "sampled"]
+    answers = sum(choice.node is not None for choice in choices)
+    every_call = dict.fromkeys(("prompt_hash", "prompt_tokens", "lineage", "T08"), len(calls))
+    by_ids = {"T06": len(spans), "reply": answers} if renderer is not None else {}
+    return {
+        **every_call,
+        **by_ids,
+        "tree": len(captured.nodes),
+        "T01": sum(call.parent_call in stored and not call.fork_reason for call in calls),
+        "owner": len(spans),
+        "place": answers,
+        "L02": sum(spans),
+        "W01": sum(spans),
+        "tool_call_id": sum(len(choice.message.tool_calls) for choice in choices),
+        "message": len(captured.messages) + len(captured.tools),
+    }
 
 
 def _misplaced(captured: Captured) -> list[Finding]:

@@ -8,31 +8,57 @@ import numpy as np
 
 from polar.audit.calls import sampled_calls
 from polar.audit.ground import Ground, Numbers, begins_with
+from polar.audit.proof import Proof
 from polar.errors import CaptureError
 from polar.specs import Accounting, BuilderName, ExcludedReason, Finding, SessionResult, Trace, Trajectory
 from polar.tokens.records import Call
-from polar.trajectory.builders import Captured, build
+from polar.trajectory.builders import RESULT_BUILDER, Captured, build
 
 EVERY_BUILDER: tuple[BuilderName, ...] = get_args(BuilderName)
-RESULT_BUILDER: BuilderName = "prefix_merging"  # what a session's result counts
 ROUNDING = 1e-9  # of weights: a sum of a few float64 fractions
 
 
-def check_traces(captured: Captured, ground: Ground, result: SessionResult | None) -> Iterator[Finding]:
+def check_traces(captured: Captured, ground: Ground, result: SessionResult | None) -> Proof:
     """Every claim about traces, for every builder, and the session's result against the recount."""
     reward = result.reward if result else None
     counted = recount(captured.calls, ground, reward)
+    findings: list[Finding] = []
+    built: list[Trajectory] = []
     for builder in EVERY_BUILDER:
         try:
-            trajectory = build(captured, builder=builder, status=result.status if result else "completed", reward=reward)
+            built.append(build(captured, builder=builder, status=result.status if result else "completed", reward=reward))
         except CaptureError as error:
-            yield Finding("build", f"{builder}: {error}")
-            continue
-        yield from _check_trajectory(trajectory, captured.calls, ground, reward, counted)
-        if result is not None and builder == RESULT_BUILDER and result.traces != len(trajectory.traces):
-            yield Finding("ledger", f"the ledger says {result.traces} traces, {builder} makes {len(trajectory.traces)}")
-    if result is not None and result.accounting != counted:
+            findings.append(Finding("build", f"{builder}: {error}"))
+    for trajectory in built:
+        findings += _check_trajectory(trajectory, captured.calls, ground, reward, counted)
+    if result is not None:
+        findings += _check_result(result, built, counted)
+    return Proof(findings, _checked(built, ground, result, any(finding.code == "path" for finding in findings)))
+
+
+def _check_result(result: SessionResult, built: Sequence[Trajectory], counted: Accounting) -> Iterator[Finding]:
+    for trajectory in built:
+        if trajectory.builder == RESULT_BUILDER and result.traces != (made := len(trajectory.traces)):
+            yield Finding("ledger", f"the ledger says {result.traces} traces, {trajectory.builder} makes {made}")
+    if result.accounting != counted:
         yield Finding("ledger", f"the ledger says {_text(result.accounting)}, the calls hold {_text(counted)}")
+
+
+def _checked(built: Sequence[Trajectory], ground: Ground, result: SessionResult | None, lost: bool) -> dict[str, int]:
+    """What claims about traces were checked of; a builder that refuses the session leaves only `build`."""
+    checked = {"build": 1}
+    if len(built) < len(EVERY_BUILDER):
+        return checked
+    checked |= {
+        "path": sum(len(trajectory.traces) for trajectory in built),
+        "mask": sum(len(node.ids) for node in ground.nodes if node.kind == "sampled"),
+        "accounting": 1,
+        "weights": int(result is not None and result.reward is not None),
+        "ledger": int(result is not None),
+    }
+    if not lost:  # without its path, the values of a trace have nothing to be held against
+        checked["mask_values"] = sum(int(trace.loss_mask.sum()) for trace in built[0].traces)
+    return checked
 
 
 def _check_trajectory(

@@ -137,7 +137,7 @@ def export(
     builder: Builder = "prefix_merging",
     only: Annotated[Literal["completed"] | None, typer.Option(help="Leave out other sessions.", show_default=False)] = None,
 ) -> None:
-    """Write the traces of a run for a trainer: the last finished attempt of every sample.
+    """Write the traces of a run for a trainer: the last finished attempt of every sample that has a reward.
 
     Example: `polar export runs/demo --format parquet`
     """

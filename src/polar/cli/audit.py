@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from polar.audit.claims import CLAIMS, Unit
+from polar.audit.claims import CLAIMS
 from polar.audit.rescore import APPROXIMATE, EXACT, POSITION_EDGES, Delta, Rescoring, rescore
 from polar.audit.run import RunAudit, audit_run
 from polar.cli.console import count, output, plain
@@ -58,36 +59,35 @@ def _proof(audit: RunAudit) -> Table:
     table.add_column("claim")
     table.add_column("checked", justify="right")
     table.add_column("", no_wrap=True)
-    units = _units(audit)
     for code, claim in CLAIMS.items():
-        broken = sum(finding.code == code for finding in audit.findings)
-        if claim.needs_renderer and not audit.had_renderer:
-            table.add_row(claim.says, "–", plain("not checked", "yellow"))
-            continue
-        verdict = plain(f"✗ {broken} {code}", "bold red") if broken else plain("✓", "green")
-        table.add_row(claim.says, f"{count(units[claim.unit])} {claim.unit}", verdict)
+        skipped = audit.skipped(code)
+        checked = f"{count(audit.checked(code))} {claim.unit}" if skipped < len(audit.sessions) or not skipped else "–"
+        table.add_row(claim.says, checked, _verdict(audit, code))
     return table
 
 
-def _units(audit: RunAudit) -> dict[Unit, int]:
-    return {
-        "sessions": len(audit.sessions),
-        "calls": audit.count(lambda session: session.calls),
-        "nodes": audit.count(lambda session: session.nodes),
-        "messages": audit.count(lambda session: session.messages),
-        "traces": audit.count(lambda session: session.traces),
-        "sampled tokens": audit.accounting.sampled,
-    }
+def _verdict(audit: RunAudit, code: str) -> Text:
+    """Whether a claim holds, and of how many sessions nobody knows."""
+    broken, skipped = sum(finding.code == code for finding in audit.findings), audit.skipped(code)
+    if broken:
+        return plain(f"✗ {broken} {code}", "bold red")
+    if skipped == 0:
+        return plain("✓", "green")
+    return plain("not checked" if skipped == len(audit.sessions) else f"not checked in {skipped} sessions", "yellow")
 
 
 def _print_sums(console: Console, run: Run, audit: RunAudit) -> None:
-    accounting = audit.accounting
-    verdict = f"{len(audit.findings)} findings" if audit.findings else "proven"
+    accounting, unproven = audit.accounting, ", ".join(audit.unproven)
+    verdict, style = "proven", "green"
+    if audit.findings:
+        verdict, style = f"{len(audit.findings)} findings", "red"
+    elif unproven:  # without findings every session was walked, so only the tokenizer can be missing
+        verdict, style = f"proven, except {unproven}: no tokenizer", "yellow"
     console.print(
         plain(
             f"{run.folder.path}: {verdict} · {count(accounting.sampled)} tokens sampled = {count(accounting.trained)} trained + "
             f"excluded ({excluded(accounting)})",
-            "red" if audit.findings else "green",
+            style,
         ),
         soft_wrap=True,
     )

@@ -26,5 +26,13 @@ class PolarGroup(TyperGroup):
 
             complain(f"error: {error}")
             raise typer.Exit(WRONG_USAGE if isinstance(error, UsageError) else FAILED) from None
+        except OSError as error:
+            # A file or directory that the user named, or that Polar may not use; anything else is a bug and keeps its traceback.
+            if error.filename is None or os.environ.get("POLAR_DEBUG"):
+                raise
+            from polar.cli.console import complain
+
+            complain(f"error: {error.filename}: {error.strerror}")
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -2,8 +2,9 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -15,57 +16,64 @@ from polar.cli.runs import Run
 from polar.errors import StoreError, UsageError
 from polar.specs import BuilderName, SessionResult
 from polar.store.capture import CaptureReader
-from polar.store.captured import captured
-from polar.trajectory.builders import build
+from polar.store.captured import trajectory
 from polar.trajectory.export import Exported, session_json, table, tensors
 
 Format = Literal["json", "parquet", "safetensors"]
 ENDINGS: dict[Format, str] = {"json": "jsonl", "parquet": "parquet", "safetensors": "safetensors"}
 
 
+@dataclass
+class _Sums:
+    """What has been written so far."""
+
+    sessions: int = 0
+    traces: int = 0
+    tokens: int = 0
+    trained: int = 0
+
+    def count(self, sessions: Iterable[Exported]) -> Iterator[Exported]:
+        """Pass `sessions` through."""
+        for exported in sessions:
+            self.sessions += 1
+            self.traces += len(exported.trajectory.traces)
+            for trace in exported.trajectory.traces:
+                self.tokens += len(trace.prompt_ids) + len(trace.response_ids)
+                self.trained += int(trace.loss_mask.sum())
+            yield exported
+
+
 def export_command(path: Path, form: Format, *, out: Path | None, builder: BuilderName, only: str | None) -> None:
-    """Write the file, and say what is in it."""
+    """Write the file, and say what is in it, and how many sessions are not because they have no reward."""
     run = Run.read(path)
     results = [result for result in run.results if only is None or result.status == only]
-    if not results:
-        raise UsageError(f"{path} has no {only or 'finished'} sessions to export")
-    sessions = _sessions(run, results, builder)
+    scored = [result for result in results if result.reward is not None]
+    left_out = f"{count(len(results) - len(scored))} sessions without a reward left out"
+    if not scored:
+        raise UsageError(f"{path} has no {only or 'finished'} sessions with a reward to export; {left_out}")
     target = out or path / f"traces.{ENDINGS[form]}"
-    with replacing(target) as file:
-        _write(file, form, sessions)
-    traces = [trace for exported in sessions for trace in exported.trajectory.traces]
-    trained = sum(int(trace.loss_mask.sum()) for trace in traces)
-    held = sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
-    said = f"{count(len(sessions))} sessions, {count(len(traces))} traces, {count(held)} tokens, {count(trained)} under the mask"
-    output().print(plain(f"{target}: {said}"), soft_wrap=True)
+    sums = _Sums()
+    with closing(CaptureReader.open(run.folder.capture)) as reader, replacing(target) as file:
+        _write(file, form, sums.count(_sessions(reader, scored, builder)))
+    said = f"{count(sums.sessions)} sessions, {count(sums.traces)} traces, {count(sums.tokens)} tokens"
+    trained = f"{count(sums.trained)} under the mask" + (f"; {left_out}" if len(scored) < len(results) else "")
+    output().print(plain(f"{target}: {said}, {trained}"), soft_wrap=True)
 
 
-def _sessions(run: Run, results: Sequence[SessionResult], builder: BuilderName) -> list[Exported]:
-    with closing(CaptureReader.open(run.folder.capture)) as reader:
-        return [
-            Exported(
-                result,
-                build(
-                    captured(reader, result.session_id),
-                    builder=builder,
-                    status=result.status,
-                    reward=result.reward,
-                    findings=result.own_findings,
-                ),
-            )
-            for result in results
-        ]
+def _sessions(reader: CaptureReader, results: Sequence[SessionResult], builder: BuilderName) -> Iterator[Exported]:
+    return (Exported(result, trajectory(reader, result, builder)) for result in results)
 
 
-def _write(file: BinaryIO, form: Format, sessions: Sequence[Exported]) -> None:
+def _write(file: BinaryIO, form: Format, sessions: Iterable[Exported]) -> None:
+    """JSON is written session by session; the others hold a whole run in memory."""
     match form:
         case "json":
             for exported in sessions:
                 file.write(msgspec.json.encode(session_json(exported)) + b"\n")
         case "parquet":
-            pq.write_table(table(sessions), file)
+            pq.write_table(table(list(sessions)), file)
         case "safetensors":
-            file.write(tensors(sessions))
+            file.write(tensors(list(sessions)))
 
 
 @contextmanager

@@ -7,15 +7,18 @@ import asyncio
 import ctypes
 import os
 import re
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from polar.engines.keys import KEY_VARIABLE
 from polar.engines.vllm import VllmEngine
-from polar.errors import EngineError
+from polar.errors import EngineError, UsageError
 
 READY = re.compile(rb"^polar engine ready on (http://\S+)", re.MULTILINE)
 READY_SECONDS = 300.0  # a first start builds the model's files
@@ -32,6 +35,7 @@ class EngineProcess:
     Attributes:
         model_dir: directory of its model's tokenizer.
         died: completes with the exit status when the process ends, for whatever reason.
+        key: what its routes ask for; empty if they ask for none.
     """
 
     url: str
@@ -39,6 +43,7 @@ class EngineProcess:
     pid: int
     log: Path
     died: asyncio.Future[int]
+    key: str = field(repr=False)
 
     async def wait_dead(self) -> EngineError:
         """Wait for the process to end; the error says how, with the last lines of its log. A runner races this with its work."""
@@ -47,14 +52,16 @@ class EngineProcess:
 
 @asynccontextmanager
 async def embedded_engine(model: str, *, log: Path, timeout: float = READY_SECONDS) -> AsyncIterator[EngineProcess]:
-    """The embedded engine with `model`, on a free port of loopback; see `engine_process`."""
+    """The embedded engine with `model`, on a free port of loopback, behind a key of its own; see `engine_process`."""
     command = [sys.executable, "-m", "polar.engines.embedded", model, "--port", "0"]
-    async with engine_process(command, log=log, timeout=timeout) as process:
+    async with engine_process(command, log=log, key=secrets.token_urlsafe(24), timeout=timeout) as process:
         yield process
 
 
 @asynccontextmanager
-async def engine_process(command: Sequence[str], *, log: Path, timeout: float = READY_SECONDS) -> AsyncIterator[EngineProcess]:
+async def engine_process(
+    command: Sequence[str], *, log: Path, key: str = "", timeout: float = READY_SECONDS
+) -> AsyncIterator[EngineProcess]:
     """Run `command`, which prints `polar engine ready on URL` once it serves vLLM's routes.
 
     On exit it gets SIGTERM, and SIGKILL after a grace time. On Linux it dies with this process even where that is killed -9;
@@ -62,28 +69,40 @@ async def engine_process(command: Sequence[str], *, log: Path, timeout: float = 
 
     Args:
         log: file that its output is appended to.
+        key: given to it in `$POLAR_ENGINE_KEY`, for its routes to ask for; empty leaves them open.
         timeout: seconds until it must be ready.
 
     Raises:
+        UsageError: the log cannot be written.
         EngineError: it died first, or was not ready in time; with the last lines of its log.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with _opened(log) as output:
         before = output.tell()
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, KEY_VARIABLE: key},  # set even if empty: the key of another engine is not for this one
             start_new_session=True,  # Ctrl-C is for us; we end the engine when what runs on it has been wound up
             preexec_fn=_die_with_parent(),
         )
     died = asyncio.ensure_future(process.wait())
     try:
         url = await _ready(died, log, before, timeout)
-        yield EngineProcess(url, await _model_dir(url), process.pid, log, died)
+        yield EngineProcess(url, await _model_dir(url, key), process.pid, log, died, key)
     finally:
         await _end(process, died)
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the engine's log {log}: {error.strerror}; choose a directory that you can write to"
+        ) from None
 
 
 async def _ready(died: asyncio.Future[int], log: Path, before: int, timeout: float) -> str:
@@ -97,8 +116,8 @@ async def _ready(died: asyncio.Future[int], log: Path, before: int, timeout: flo
     return match[1].decode()
 
 
-async def _model_dir(url: str) -> Path:
-    engine = VllmEngine(url)
+async def _model_dir(url: str, key: str) -> Path:
+    engine = VllmEngine(url, key)
     try:
         return Path((await engine.info()).model_path)
     finally:

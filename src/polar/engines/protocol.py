@@ -22,7 +22,6 @@ class ResolvedSampling(Struct, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
 

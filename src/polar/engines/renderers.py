@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jinja2
 import msgspec
+import xxhash
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ class _Config(Struct):
 
 
 def load_renderer(model_dir: Path) -> Renderer:
-    """The renderer for the model in a Hugging Face directory.
+    """The renderer for the model in a Hugging Face directory; its name tells it from one of another vocabulary.
 
     Raises:
         UsageError: files are missing, or the model's family has no renderer.
@@ -27,7 +28,9 @@ def load_renderer(model_dir: Path) -> Renderer:
     tokenizer = load_tokenizer(model_dir)
     if tokenizer.token_id(START) is None or tokenizer.token_id(END) is None:
         raise UsageError(f"{model_dir}: no renderer for this model family; there is one for ChatML models ({START}, {END})")
-    return ChatMLRenderer(tokenizer, _default_system(model_dir))
+    system = _default_system(model_dir)
+    identity = xxhash.xxh3_64_hexdigest((model_dir / "tokenizer.json").read_bytes() + system.encode())
+    return ChatMLRenderer(tokenizer, system, identity)
 
 
 def _default_system(model_dir: Path) -> str:

@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
+from polar.engines.keys import guards, key_from_environment
 from polar.errors import UsageError
 
 Fault = Literal[
@@ -129,6 +130,7 @@ class ScriptedEngine:
         reply: the script, called once per generation.
         model_dir: what `/v1/models` names as the tokenizer's directory.
         log_file: each generation is appended here as a line of JSON, before its end goes out; see `read_log`.
+        key: what its routes ask for; empty leaves them open. As a process it takes `$POLAR_ENGINE_KEY`.
     """
 
     def __init__(
@@ -139,13 +141,14 @@ class ScriptedEngine:
         model_dir: Path | None = None,
         max_model_len: int = 32_768,
         log_file: Path | None = None,
+        key: str = "",
     ) -> None:
         self.log: list[Logged] = []
         self.controls: list[Control] = []
         self.version = "default"
         self.resumed = asyncio.Event()
         self.resumed.set()
-        self.app = Starlette(routes=self._routes())
+        self.app = Starlette(routes=self._routes(), middleware=guards(key))
         self._policy = _Policy(tokenizer)
         self._reply = reply
         self._model_dir = model_dir
@@ -557,7 +560,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.model_dir / "tokenizer.json"))
-    engine = ScriptedEngine(tokenizer, _load_script(args.script), model_dir=args.model_dir, log_file=args.log)
+    key = key_from_environment()
+    engine = ScriptedEngine(tokenizer, _load_script(args.script), model_dir=args.model_dir, log_file=args.log, key=key)
     asyncio.run(_serve(engine, args.port))
 
 

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from polar.chat import Usage
+from polar.engines.keys import KEY_VARIABLE
 from polar.engines.protocol import EngineFinish, EngineInfo, Generated, LogprobsMode, ResolvedSampling
 from polar.errors import EngineError
 from polar.specs import Float32Array, Int32Array, VersionSpan
@@ -42,7 +43,6 @@ class _SamplingParams(Struct, omit_defaults=True):
     top_k: int
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -54,7 +54,6 @@ class _GenerateRequest(Struct, omit_defaults=True):
     token_ids: Raw
     sampling_params: _SamplingParams
     request_id: str | None = None
-    model: str | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
@@ -127,19 +126,19 @@ class VllmEngine:
 
     Args:
         url: root of the server, `http://host:port`.
-        model: served name to ask for, a LoRA adapter for example; None asks for the base model.
-        logprobs_mode: how the server was started (`--logprobs-mode`); vLLM's default is raw.
+        api_key: sent with every request; empty for a server without one. vLLM asks for its own (`--api-key`) on `/v1` and
+            `/inference` alone, so its development routes stay open to whoever reaches its port.
     """
 
     name = "vllm"
+    logprobs_mode: LogprobsMode = "raw"  # vLLM's default
 
-    def __init__(self, url: str, *, model: str | None = None, logprobs_mode: LogprobsMode = "raw") -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url.rstrip("/")
-        self.logprobs_mode = logprobs_mode
-        self._model = model
         self._ids = _IdText()
         self._aborting: set[asyncio.Task[None]] = set()
         self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -178,16 +177,13 @@ class VllmEngine:
             pass
 
     async def info(self) -> EngineInfo:
-        """Model, tokenizer directory and context length, from `/v1/models`; those of the base model for an adapter."""
+        """Model, tokenizer directory and context length, from `/v1/models`; those of the base model."""
         async with self._exchange("GET", "/v1/models", None, CONTROL_SECONDS) as response:
             models = msgspec.json.decode(await response.read(), type=_Models).data
-        served = [model.id for model in models]
-        if self._model is not None and self._model not in served:
-            raise EngineError(f"the engine at {self.url} serves {', '.join(served)}, not {self._model}")
         base = next((model for model in models if model.parent is None), None)
         if base is None or base.max_model_len is None:
             raise EngineError(f"the engine at {self.url} names no base model with a max_model_len in /v1/models")
-        return EngineInfo(self._model or base.id, base.root or "", base.max_model_len)
+        return EngineInfo(base.id, base.root or "", base.max_model_len)
 
     async def score(self, ids: Int32Array) -> Float32Array:
         """Log-probability of each of `ids[1:]` given what is before it, by prefill; float32[n - 1].
@@ -195,7 +191,7 @@ class VllmEngine:
         vLLM needs room for one more token, so `ids` must be shorter than its context.
         """
         params = _SamplingParams(max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, prompt_logprobs=0)
-        body = _ENCODER.encode(_GenerateRequest(self._ids.encode(ids), params, model=self._model))
+        body = _ENCODER.encode(_GenerateRequest(self._ids.encode(ids), params))
         async with self._post("/inference/v1/generate", body) as response:
             scored = msgspec.json.decode(await response.read(), type=_Scored).prompt_logprobs or []
         try:
@@ -247,11 +243,10 @@ class VllmEngine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             logprobs=0,
-            seed=sampling.seed,
             stop_token_ids=sampling.stop_token_ids,
         )
         ids = self._ids.encode(prompt_ids)
-        return _ENCODER.encode(_GenerateRequest(ids, params, request_id, self._model, True, _StreamOptions()))
+        return _ENCODER.encode(_GenerateRequest(ids, params, request_id, True, _StreamOptions()))
 
     def _abort_soon(self, request_id: str) -> None:
         if self._http.closed:
@@ -284,9 +279,12 @@ class VllmEngine:
         with self._faults():
             async with self._http.request(method, self.url + path, data=body, headers=headers, timeout=timeout) as response:
                 if response.status != 200:
-                    said = _message(await response.read())
-                    raise EngineError(f"the engine at {self.url} answered {path} with {response.status}: {said}")
+                    raise self._refusal(path, response.status, _message(await response.read()))
                 yield response
+
+    def _refusal(self, path: str, status: int, said: str) -> EngineError:
+        advice = f"; set {KEY_VARIABLE} to the key that the engine was started with" if status == 401 else ""
+        return EngineError(f"the engine at {self.url} answered {path} with {status}: {said}{advice}")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -297,7 +295,8 @@ class VllmEngine:
         except TimeoutError as error:
             raise EngineError(f"the engine at {self.url} did not answer within {CONTROL_SECONDS:.0f} s") from error
         except aiohttp.ClientError as error:
-            raise EngineError(f"the engine at {self.url} broke off: {error!r}") from error
+            # Not its repr, which may show the request's headers, and so the key.
+            raise EngineError(f"the engine at {self.url} broke off: {type(error).__name__}: {error}") from error
         except msgspec.DecodeError as error:
             raise EngineError(f"the engine at {self.url} sent what vLLM would not: {error}") from error
 

@@ -25,7 +25,7 @@ _NOT_RUNNABLE = (126, 127)  # what a shell says of a command that is not executa
 class CommandEvaluator:
     """Runs the task's `evaluator.command` on a copy of the workspace.
 
-    Exit status 0 is reward 1, or what it prints last as `reward: X`. Every other end is reward 0 whatever it prints, since
+    Exit status 0 is reward 1, or what it prints last as `reward: X` if the task says so. Every other end is reward 0 whatever it prints, since
     what it runs is the agent's: another status, a signal, a time-out, something that the agent put in the way of the
     evaluator's files. The score's note tells these apart from a plain "wrong".
     """
@@ -48,7 +48,8 @@ class CommandEvaluator:
                 await sandbox.close()
         except SandboxError as error:
             raise EvaluatorError(f"the evaluator's sandbox failed: {error}") from error
-        return _score(ended, task.timeouts.score, await asyncio.to_thread(_last_line, out), err)
+        last_line = await asyncio.to_thread(_last_line, out) if spec.reward == "printed" else None
+        return _score(ended, task.timeouts.score, last_line, err)
 
 
 async def _evaluate(spec: EvaluatorSpec, finished: Finished, sandbox: Sandbox, timeout: float, out: Path, err: Path) -> Exit:
@@ -75,7 +76,7 @@ def _obstructed(workspace: Path, spec: EvaluatorSpec) -> str:
     return ""
 
 
-def _score(ended: Exit, timeout: float, last_line: str, err: Path) -> Score:
+def _score(ended: Exit, timeout: float, last_line: str | None, err: Path) -> Score:
     if ended.timed_out:
         return Score(0.0, f"the evaluator did not end within {timeout:g} s; its output is in {err.parent}")
     if (number := _signal(ended.status)) > 0:
@@ -84,10 +85,14 @@ def _score(ended: Exit, timeout: float, last_line: str, err: Path) -> Score:
         return Score(0.0, f"the evaluator's command cannot be run (exit status {ended.status}); see {err}")
     if ended.status != 0:
         return Score(0.0)
+    if last_line is None:
+        return Score(1.0)
     if last_line.startswith(DROPPED):
         raise EvaluatorError(f"the evaluator printed so much that its last line is lost; see {err.with_suffix('.out')}")
     match = _REWARD.match(last_line)
-    return Score(_parse(match[1], err) if match else 1.0)
+    if match is None:
+        raise EvaluatorError(f"the evaluator's last line is no `reward: X`; see {err.with_suffix('.out')}")
+    return Score(_parse(match[1], err))
 
 
 def _signal(status: int) -> int:

@@ -110,6 +110,8 @@ class GatewayApp:
         session = self._sessions.by_key(key)
         if dialect is None or connection.method != "POST":
             raise UnknownRoute(f"{connection.method} {path} is not served here")
+        if self._sessions.closing:
+            raise EngineError("the gateway is shutting down")
         received = time.time()
         body = await connection.body()
         request = _parse(dialect, path, body, session)
@@ -223,7 +225,7 @@ def _parse(dialect: Dialect, path: str, body: bytes, session: LiveSession) -> Ch
     try:
         return dialect.parse(path, body)
     except InvalidRequest as error:
-        session.refused = str(error)
+        session.refused, session.refused_last = str(error), True
         raise
 
 

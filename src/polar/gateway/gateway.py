@@ -65,29 +65,37 @@ async def gateway(
     if host not in LOOPBACK and not control_key:
         raise UsageError(f"refusing to listen on {host} without a control key; set one, or listen on 127.0.0.1")
     info = await engine.info()
-    listener = _listen(host, port)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(_listen(host, port)))
         store = CaptureStore.open(capture)
-        backend = Backend(engine, info, store)
+        stack.push_async_callback(store.close)
         sessions = Sessions(store, renderer, info.model)
         with contextlib.closing(CaptureReader.open(capture)) as reader:
             restored = sessions.restore(reader)
-        app = GatewayApp(sessions, backend, (OpenAIChat(),))
-        running = Gateway(f"http://{host}:{listener.getsockname()[1]}", sessions, info, restored)
+        app = GatewayApp(sessions, Backend(engine, info, store), (OpenAIChat(),))
+        stack.push_async_callback(app.drain)
+        address = f"[{host}]" if ":" in host else host
+        running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, info, restored)
         control = ControlApp(running, capture, control_key) if control_key else None
-        server = _Server(_config(_Router(app, control)))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            await _started(server, serving)
-            yield running
-        finally:
-            await _stop_runs(sessions)
-            server.should_exit = True
-            await serving
-            await app.drain()
-            await store.close()
+        await stack.enter_async_context(_serving(_Router(app, control), listener))
+        stack.push_async_callback(_stop_runs, sessions)
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: "_Router", listener: socket.socket) -> AsyncIterator[None]:
+    """An HTTP server in this loop."""
+    server = _Server(_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if serving.done():
+                await serving
+            await asyncio.sleep(0.005)
+        yield
     finally:
-        listener.close()
+        server.should_exit = True
+        await serving
 
 
 def _config(app: "_Router") -> uvicorn.Config:
@@ -130,14 +138,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _started(server: uvicorn.Server, serving: "asyncio.Task[None]") -> None:
-    while not server.started:
-        if serving.done():
-            await serving
-        await asyncio.sleep(0.005)
-
-
 async def _stop_runs(sessions: Sessions) -> None:
+    """Take no more calls; abort what is being generated, and wait until it is recorded."""
+    sessions.closing = True
     runs = [run for session in sessions for run in session.runs]
     for run in runs:
         run.stop()

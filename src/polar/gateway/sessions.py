@@ -27,7 +27,7 @@ class LiveSession:
         calls: the recorded calls by id; `runs` are those in progress.
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
-        refused: why the last request that never became a call was refused.
+        refused: why the last request that never became a call was refused; `refused_last` says that nothing came after it.
         stored_bodies: hashes of messages and tools that this process has stored for the session.
         unstored: failed calls that could not be written, by id, with their messages; they go with the next commit.
     """
@@ -38,6 +38,7 @@ class LiveSession:
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
     refused: str = ""
+    refused_last: bool = False
     stored_bodies: set[str] = field(default_factory=set)
     unstored: dict[str, tuple[Call, dict[str, bytes]]] = field(default_factory=dict)
     frozen: bool = False
@@ -55,6 +56,7 @@ class LiveSession:
         """
         if self.frozen:
             raise SessionFrozen(f"session {self.session_id} is closed to further calls")
+        self.refused_last = False
         self.arrived += 1
         return self.arrived - 1
 
@@ -94,12 +96,17 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """All sessions of one gateway worker, by key."""
+    """All sessions of one gateway worker, by key.
+
+    Attributes:
+        closing: the gateway is about to end, and takes no more calls.
+    """
 
     def __init__(self, store: CaptureStore, renderer: Renderer, model: str) -> None:
         self._store = store
         self._renderer = renderer
         self._model = model
+        self.closing = False
         self._by_key: dict[str, LiveSession] = {}
         self._by_id: dict[str, LiveSession] = {}
 
@@ -157,8 +164,23 @@ class Sessions:
             run.stop()
         for run in runs:
             await run.done()
+        await self._store_late(session)
         await self._store.freeze(session_id)
         return session
+
+    async def _store_late(self, session: LiveSession) -> None:
+        """Write the failures that could not be written when they happened: nothing comes that would take them along."""
+        if session.unstored:
+            nodes = session.history.take_unsaved()
+            calls = [call for call, _ in session.unstored.values()]
+            bodies = {digest: body for _, messages in session.unstored.values() for digest, body in messages.items()}
+            try:
+                await self._store.commit(session.session_id, nodes, calls, bodies)
+            except BaseException:
+                session.history.give_back(nodes)
+                raise
+            session.calls.update((call.call_id, call) for call in calls)
+            session.unstored.clear()
 
     def forget(self, session_id: str) -> None:
         """Free a frozen session's memory; its key stays known as closed, and the store keeps everything."""
@@ -172,7 +194,7 @@ class Sessions:
         """Take up the sessions of an earlier process; how many are open.
 
         Raises:
-            StoreError: a stored session was rendered by another renderer, or cannot be read.
+            StoreError: a stored session belongs to another model or renderer, or cannot be read.
         """
         for stored in reader.sessions():
             try:
@@ -186,10 +208,11 @@ class Sessions:
         return sum(not session.frozen for session in self)
 
     def _replay(self, session: LiveSession, reader: CaptureReader) -> None:
-        if session.stored.renderer != self._renderer.name:
+        had, has = (session.stored.model, session.stored.renderer), (self._model, self._renderer.name)
+        if had != has:
             raise StoreError(
-                f"session {session.session_id} was rendered by {session.stored.renderer!r}, this gateway renders by "
-                f"{self._renderer.name!r}: start it with the model that it had"
+                f"session {session.session_id} is open with model {had[0]!r} and renderer {had[1]!r}, and now they would be "
+                f"{has[0]!r} and {has[1]!r}: start with the model that it had"
             )
         for call in reader.calls(session.session_id):
             session.arrived = max(session.arrived, call.ordinal + 1)

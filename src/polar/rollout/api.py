@@ -21,8 +21,7 @@ from polar.rollout.observer import Observer, Silent
 from polar.rollout.runner import RunOptions, RunSummary, SandboxChoice, run_tasks
 from polar.specs import Accounting, BuilderName, HarnessSpec, SessionResult, Task, Trajectory
 from polar.store.capture import CaptureReader
-from polar.store.captured import captured
-from polar.trajectory.builders import build
+from polar.store.captured import trajectory
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,13 @@ class Run:
         return sum((session.accounting for session in self.sessions), Accounting())
 
     def trajectories(self, builder: BuilderName = "prefix_merging") -> list[Trajectory]:
-        """The traces of each session, built from the store.
+        """The traces of each session that has a reward, built from the store; the others have nothing to train.
 
         Raises:
             CaptureError: tokens of a session cannot be trusted.
         """
         with closing(CaptureReader.open(RunFolder(self.out).capture)) as reader:
-            return [
-                build(
-                    captured(reader, session.session_id),
-                    builder=builder,
-                    status=session.status,
-                    reward=session.reward,
-                    findings=session.own_findings,
-                )
-                for session in self.sessions
-            ]
+            return [trajectory(reader, session, builder) for session in self.sessions if session.reward is not None]
 
 
 def run(
@@ -92,9 +82,8 @@ def run(
     """
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="polar-run-"))
     options = RunOptions(folder, engine, model, sandbox, concurrency)
-    summary = _wait(
-        lambda: asyncio.run(run_tasks([_override(task, harness, samples) for task in tasks], options, observer or Silent()))
-    )
+    wanted = [_override(task, harness, samples) for task in tasks]
+    summary = _wait(lambda: asyncio.run(run_tasks(wanted, options, observer or Silent())))
     return Run(summary.out, summary.results)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from polar.rollout.observer import Observer
 from polar.rollout.sessions import Attempt, Ending, Places, Session, Slots, result_from_store
 from polar.specs import SessionResult, Task, Timing
 from polar.store.ledger import Ledger
+from polar.tasks import checks
 from polar.version import __version__
 
 SandboxChoice = Literal["auto", "process", "bubblewrap"]
@@ -68,7 +70,7 @@ async def run_tasks(tasks: Sequence[Task], options: RunOptions, observer: Observ
     """
     _check(tasks, options)
     folder = RunFolder(options.out)
-    folder.path.mkdir(parents=True, exist_ok=True)
+    _make(folder.path)
     async with AsyncExitStack() as stack:
         ledger = Ledger.open(folder.ledger)
         stack.push_async_callback(ledger.close)
@@ -89,8 +91,19 @@ def _check(tasks: Sequence[Task], options: RunOptions) -> None:
     if options.concurrency < 1:
         raise UsageError(f"--concurrency: expected at least 1, got {options.concurrency}")
     for task in tasks:
+        checks.check(task)
         harnesses.get(task.harness.name).check(task.harness)
         evaluators.get(task.evaluator.kind)
+    twice = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
+    if twice:
+        raise UsageError(f"task ids must be unique; {', '.join(map(repr, twice))} is there more than once")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror}; name a directory that can be made or written") from None
 
 
 async def _install(tasks: Sequence[Task], observer: Observer) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +19,12 @@ from polar.paths import cache_dir
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Observer
 from polar.sandboxes.protocol import Exit, Sandbox, SandboxFactory
-from polar.specs import Accounting, BuilderName, Finding, SessionResult, SessionStatus, Stage, Task, Timing
+from polar.specs import Accounting, Finding, SessionResult, SessionStatus, Stage, Task, Timing
 from polar.store.captured import read_captured
 from polar.store.ledger import Ledger
 from polar.tokens.records import Call
-from polar.trajectory.builders import build
+from polar.trajectory.builders import RESULT_BUILDER, build
 
-BUILDER: BuilderName = "prefix_merging"
 LAST_WORDS = 400  # characters of a crashed harness's stderr that its error quotes
 AGENTS_OWN = ("context_length_exceeded",)  # refusals that are part of the task, not a fault of the machine
 
@@ -98,6 +98,7 @@ class Session:
         self._launch: Launch | None = None
         self._exit: Exit | None = None
         self._findings: list[Finding] = []
+        self._past_running = False
 
     async def live(self, slots: Slots, ran: Callable[[], None]) -> SessionResult | None:
         """All stages; `ran` is called once the run slot is free again. None where it was cancelled before it began.
@@ -115,7 +116,7 @@ class Session:
         except (InfrastructureError, CaptureError) as error:
             ending = Ending("failed", error=str(error), kind=type(error).__name__)
         finally:
-            ran()
+            self._leave_run(ran)
             if self._sandbox is not None:
                 await self._sandbox.close()
         return await self._conclude(ending)
@@ -129,7 +130,7 @@ class Session:
         async with slots.run:
             await self._enter("running")
             self._exit = await self._run()
-        ran()
+        self._leave_run(ran)
         session = await self._freeze()
         fault = self._fault(session)
         if fault is not None:
@@ -137,6 +138,12 @@ class Session:
         async with slots.score:
             await self._enter("scoring")
             return await self._score(session)
+
+    def _leave_run(self, ran: Callable[[], None]) -> None:
+        """Tell once that this session is past running, however it got there."""
+        if not self._past_running:
+            self._past_running = True
+            ran()
 
     async def _open(self) -> None:
         profile = harnesses.get(self._task.harness.name).profile
@@ -173,7 +180,10 @@ class Session:
 
     async def _fill_sandbox(self) -> None:
         task = self._task
-        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make {self._logs}: {error.strerror}") from None
         self._sandbox = await self._places.sandboxes.create(self._session_id)
         if isinstance(task.workspace, str):
             await self._sandbox.put_tree(Path(task.workspace), into=self._sandbox.workspace)
@@ -192,12 +202,10 @@ class Session:
     async def _run(self) -> Exit:
         assert self._sandbox is not None
         assert self._launch is not None
-        return await self._sandbox.run(
-            self._launch.command,
-            stdout=self._logs / "harness.out",
-            stderr=self._logs / "harness.err",
-            timeout=self._task.timeouts.run,
-        )
+        out, err = self._logs / "harness.out", self._logs / "harness.err"
+        ended = await self._sandbox.run(self._launch.command, stdout=out, stderr=err, timeout=self._task.timeouts.run)
+        await asyncio.to_thread(_redact, (out, err), self._endpoint().key)
+        return ended
 
     async def _freeze(self) -> LiveSession:
         """The agent has ended: close its session, and take its files."""
@@ -211,21 +219,25 @@ class Session:
         """Why the session cannot be scored, if so: not the agent failed, but what it ran on."""
         assert self._exit is not None
         calls = sorted(session.calls.values(), key=lambda call: call.ordinal)
-        if not any(call.status == "ok" for call in calls) and not _failed(calls):
-            return Ending("failed", error=self._silence(session), kind="no_model_calls")
-        if _failed(calls) and not self._exit.timed_out:
+        answered = any(call.status == "ok" for call in calls)
+        if session.refused:
+            self._findings.append(Finding("request_refused", session.refused))
+        if self._exit.timed_out and answered:
+            return None
+        if session.refused_last:
+            return Ending("failed", error=f"its last request was refused: {session.refused}", kind="request_refused")
+        if calls and calls[-1].status == "failed" and (not answered or calls[-1].findings[0].code not in AGENTS_OWN):
             finding = calls[-1].findings[0]
             return Ending("failed", error=finding.message, kind=finding.code)
-        if self._exit.status < 0 and not self._exit.timed_out:
-            return Ending(
-                "failed", error=f"the harness died of signal {-self._exit.status}{self._last_words()}", kind="harness_crash"
-            )
+        if not answered:
+            return Ending("failed", error=self._silence(), kind="no_model_calls")
+        if self._exit.status < 0:
+            error = f"the harness died of signal {-self._exit.status}{self._last_words()}"
+            return Ending("failed", error=error, kind="harness_crash")
         return None
 
-    def _silence(self, session: LiveSession) -> str:
+    def _silence(self) -> str:
         assert self._exit is not None
-        if session.refused:
-            return f"no model call was answered; the last one was refused: {session.refused}"
         how = "ran out of time" if self._exit.timed_out else f"ended with status {self._exit.status}"
         return f"{self._task.harness.name} {how} without a model call{self._last_words()}"
 
@@ -281,7 +293,7 @@ def result_from_store(
     """The result of a frozen session, its tokens counted from what is stored. Tokens that cannot be trusted cost the reward."""
     captured = read_captured(capture, session_id)
     try:
-        trajectory = build(captured, builder=BUILDER, status=ending.status, reward=ending.reward, findings=findings)
+        trajectory = build(captured, builder=RESULT_BUILDER, status=ending.status, reward=ending.reward, findings=findings)
         traces, accounting, findings = len(trajectory.traces), trajectory.accounting, trajectory.findings
     except CaptureError as error:
         ending = Ending("failed", error=str(error), kind=error.code)
@@ -300,21 +312,24 @@ def result_from_store(
         findings=findings,
         error=ending.error,
         error_kind=ending.kind,
+        metadata=attempt.task.metadata,
     )
 
 
 def answer(calls: Iterable[Call]) -> str:
-    """The last text that the policy wrote."""
-    texts = [
-        choice.message.text
-        for call in sorted(calls, key=lambda call: call.ordinal)
-        if call.status == "ok"
-        for choice in call.choices
-        if choice.message.text
-    ]
+    """The last text that reached the agent.
+
+    Side calls (titles, summaries) carry other tools than the agent's own, or none: the tools of most calls are the agent's.
+    """
+    answered = [call for call in sorted(calls, key=lambda call: call.ordinal) if call.status == "ok" and call.delivered]
+    tools = Counter(call.tools_hash for call in answered).most_common(1)
+    own = [call for call in answered if call.tools_hash == tools[0][0]] if tools else []
+    texts = [choice.message.text for call in own for choice in call.choices if choice.message.text]
     return texts[-1] if texts else ""
 
 
-def _failed(calls: Sequence[Call]) -> bool:
-    """The harness's last call failed for a reason that is not the agent's own."""
-    return bool(calls) and calls[-1].status == "failed" and calls[-1].findings[0].code not in AGENTS_OWN
+def _redact(files: Iterable[Path], key: str) -> None:
+    """Take a model key out of a harness's output (D20)."""
+    for file in files:
+        if file.is_file() and key.encode() in (text := file.read_bytes()):
+            file.write_bytes(text.replace(key.encode(), b"(model key)"))

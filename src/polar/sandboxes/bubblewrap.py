@@ -107,11 +107,6 @@ def problem() -> str:
     return "" if done.returncode == 0 else f"bwrap fails: {said or f'exit status {done.returncode}'}"
 
 
-def available() -> bool:
-    """Whether bubblewrap works here."""
-    return not problem()
-
-
 class BubblewrapSandbox(LocalSandbox):
     """A sandbox behind bwrap."""
 

@@ -1,4 +1,4 @@
-"""A stored session as the builders and the audit take it."""
+"""A stored session as the builders and the audit take it, and its traces."""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,8 +7,9 @@ import msgspec
 
 from polar.chat import Message, Tool
 from polar.errors import StoreError
+from polar.specs import BuilderName, SessionResult, Trajectory
 from polar.store.capture import CaptureReader
-from polar.trajectory.builders import Captured
+from polar.trajectory.builders import Captured, build
 
 
 def read_captured(path: Path, session_id: str) -> Captured:
@@ -25,7 +26,10 @@ def read_captured(path: Path, session_id: str) -> Captured:
 def captured(reader: CaptureReader, session_id: str) -> Captured:
     """As `read_captured`, from an open reader."""
     reader.session(session_id)
-    calls, nodes = reader.calls(session_id), reader.nodes(session_id)
+    try:
+        calls, nodes = reader.calls(session_id), reader.nodes(session_id)
+    except (LookupError, ValueError) as error:  # a row that another one needs is gone, or an array is cut
+        raise StoreError(f"session {session_id} cannot be read: what is stored of it is incomplete ({error!r})") from error
     bodies = reader.messages({digest for call in calls for digest in (*call.message_hashes, call.tools_hash)})
     messages = {digest for call in calls for digest in call.message_hashes}
     tools = {call.tools_hash for call in calls}
@@ -38,3 +42,19 @@ def captured(reader: CaptureReader, session_id: str) -> Captured:
         )
     except msgspec.DecodeError as error:
         raise StoreError(f"a message of session {session_id} cannot be decoded: {error}") from None
+
+
+def trajectory(reader: CaptureReader, result: SessionResult, builder: BuilderName) -> Trajectory:
+    """The traces of a finished session.
+
+    Raises:
+        CaptureError: its tokens cannot be trusted.
+        StoreError: as `read_captured`.
+    """
+    return build(
+        captured(reader, result.session_id),
+        builder=builder,
+        status=result.status,
+        reward=result.reward,
+        findings=result.own_findings,
+    )

@@ -28,10 +28,12 @@ class ChatMLRenderer:
         stop_ids: `<|im_end|>`, and the tokenizer's own EOS where that is another token.
     """
 
-    name = "chatml"
-
-    def __init__(self, tokenizer: Tokenizer, default_system: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, default_system: str = "", identity: str = "") -> None:
         """Take the model's tokenizer, and the system message that its template adds to a history without one.
+
+        Args:
+            identity: what tells this vocabulary and system message from others; it becomes part of `name`, under which
+                sessions are stored, so that none goes on with another.
 
         Raises:
             UsageError: the vocabulary lacks ChatML's control tokens.
@@ -41,6 +43,7 @@ class ChatMLRenderer:
             raise UsageError(f"expected a tokenizer with the added tokens {START} and {END}; this model does not speak ChatML")
         eos = end if tokenizer.eos_id is None else tokenizer.eos_id
         self.stop_ids: tuple[int, ...] = (end,) if eos == end else (end, eos)
+        self.name = f"chatml-{identity}" if identity else "chatml"
         self._tokenizer = tokenizer
         self._default_system = default_system
 

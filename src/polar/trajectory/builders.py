@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, structs
 
 from polar.chat import Message, Tool
 from polar.errors import CaptureError
 from polar.specs import Accounting, Branch, BuilderName, ExcludedReason, Finding, SessionStatus, Trace, Trajectory, VersionSpan
-from polar.tokens.records import Call, Node
+from polar.tokens.records import ROOT, Call, Node, Position
 from polar.tokens.tree import TokenTree
+
+RESULT_BUILDER: BuilderName = "prefix_merging"  # what a session's result counts
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,15 @@ class Captured:
     nodes: Sequence[Node]
     messages: Mapping[str, Message]
     tools: Mapping[str, tuple[Tool, ...]]
+
+
+class _Sampling(Struct, frozen=True):
+    """How the tokens of a call were sampled; `max_tokens` is no part of it, for it changes no probability."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs_mode: str
 
 
 @dataclass(eq=False)
@@ -49,12 +61,13 @@ def build(
     """The traces of a session.
 
     Raises:
-        CaptureError: the accounting identity does not hold, or a sampled token has no policy version (W01).
-        ValueError: the reward is no finite number, or the nodes are no tree.
+        CaptureError: the accounting identity does not hold, a sampled token has no policy version (W01), the calls of a
+            trace do not say how they were sampled or do not agree in it (L01), or the nodes are no tree that holds all calls.
+        ValueError: the reward is no finite number.
     """
     if reward is not None and not np.isfinite(reward):
         raise ValueError(f"expected a finite reward, or None, got {reward}")
-    tree = TokenTree(captured.nodes)
+    tree = _tree(captured)
     excluded = excluded_calls(captured.calls, tree)
     answers = _answers(captured.calls, tree, excluded)
     chains = [[answer] for answer in answers] if builder == "per_request" else _chains(answers)
@@ -63,6 +76,38 @@ def build(
     traces = tuple(_trace(chain, homes, tree, captured, reward, total) for chain in chains)
     noted = tuple(finding for call in captured.calls for finding in call.findings)
     return Trajectory(status, traces, _account(captured.calls, traces, excluded, reward), builder, findings + noted)
+
+
+def _tree(captured: Captured) -> TokenTree:
+    """The token tree, with every place in it that a call names."""
+    try:
+        tree = TokenTree(captured.nodes)
+    except ValueError as error:
+        raise _damaged(captured, str(error)) from None
+    for call in captured.calls:
+        if not _holds(tree, call.prompt):
+            place = f"token {call.prompt.offset} of node {call.prompt.node}"
+            raise _damaged(captured, f"the prompt of call {call.call_id} ends at {place}, and there is none")
+        for choice in call.choices:
+            if choice.node is not None and not _holds_answer(tree, choice.node):
+                raise _damaged(captured, f"call {call.call_id} has node {choice.node}, and there is no such whole sampled node")
+    return tree
+
+
+def _damaged(captured: Captured, what: str) -> CaptureError:
+    session = captured.calls[0].session_id if captured.calls else "without calls"
+    return CaptureError("tree", f"the token tree of session {session} is damaged: {what}; `polar audit` says what else is")
+
+
+def _holds(tree: TokenTree, at: Position) -> bool:
+    return ROOT <= at.node < len(tree.nodes) and 0 <= at.offset <= tree.end(at.node).offset
+
+
+def _holds_answer(tree: TokenTree, node_id: int) -> bool:
+    if not 0 <= node_id < len(tree.nodes):
+        return False
+    node = tree.nodes[node_id]
+    return node.kind == "sampled" and node.logprobs is not None and len(node.logprobs) == len(node.ids)
 
 
 def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, ExcludedReason]:
@@ -182,6 +227,7 @@ def _trace(
     trained = sum(len(answer.node.ids) for answer in chain)
     said = [captured.messages[digest] for digest in last.call.message_hashes[len(first.call.message_hashes) :]]
     answered = last.call.choices[last.node.choice]
+    sampling = _sampling(chain)
     return Trace(
         prompt_ids=prompt_ids,
         response_ids=response_ids,
@@ -193,10 +239,33 @@ def _trace(
         response_messages=(*said, answered.message),
         tools=captured.tools[first.call.tools_hash],
         finish_reason=answered.finish_reason,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        logprobs_mode=sampling.logprobs_mode,
         reward=reward,
         weight=trained / total if reward is not None else 0.0,
         branch=Branch(first.call.kind, homes[first.parent] if first.parent else None),
     )
+
+
+def _sampling(chain: Sequence[_Answer]) -> _Sampling:
+    """How all answers of the chain were sampled. L01: a trace has one sampling, or a trainer could not know what it trains."""
+    first, *others = (answer.call for answer in chain)
+    sampling = _said(first)
+    for call in others:
+        if (said := _said(call)) != sampling:
+            one, other = structs.asdict(sampling), structs.asdict(said)
+            raise CaptureError("L01", f"of one trace, call {first.call_id} was sampled with {one}, {call.call_id} with {other}")
+    return sampling
+
+
+def _said(call: Call) -> _Sampling:
+    try:
+        temperature, top_p, top_k = (call.resolved[name] for name in ("temperature", "top_p", "top_k"))
+    except KeyError as missing:
+        raise CaptureError("L01", f"call {call.call_id} does not say with which {missing.args[0]} it was sampled") from None
+    return _Sampling(temperature, top_p, int(top_k), call.logprobs_mode)
 
 
 def _starts(chain: list[_Answer], tree: TokenTree, prompt_length: int) -> list[tuple[int, _Answer]]:

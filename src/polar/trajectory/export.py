@@ -55,7 +55,7 @@ def trajectory_json(trajectory: Trajectory) -> dict[str, object]:
 
 
 def trace_json(trace: Trace) -> dict[str, object]:
-    """`Trace` in the published shape, with `policy_versions`, `weight` and `branch` added."""
+    """`Trace` in the published shape; `policy_versions`, `weight` and `branch` are added, `metadata` has calls and sampling."""
     return {
         "prompt_ids": trace.prompt_ids.tolist(),
         "response_ids": trace.response_ids.tolist(),
@@ -66,10 +66,20 @@ def trace_json(trace: Trace) -> dict[str, object]:
         "tools": [tool_json(tool) for tool in trace.tools],
         "finish_reason": trace.finish_reason,
         "reward": trace.reward,
-        "metadata": {**trace.metadata, "call_ids": list(trace.call_ids)},
+        "metadata": {"call_ids": list(trace.call_ids), **sampling_json(trace)},
         "policy_versions": msgspec.to_builtins(trace.policy_versions),
         "weight": trace.weight,
         "branch": msgspec.to_builtins(trace.branch),
+    }
+
+
+def sampling_json(trace: Trace) -> dict[str, object]:
+    """How the trained tokens were sampled, and what their log-probabilities are of."""
+    return {
+        "temperature": trace.temperature,
+        "top_p": trace.top_p,
+        "top_k": trace.top_k,
+        "logprobs_mode": trace.logprobs_mode,
     }
 
 
@@ -122,6 +132,10 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "finish_reason": pa.string(),
     "kind": pa.string(),
     "parent_trace": pa.int32(),
+    "temperature": pa.float64(),
+    "top_p": pa.float64(),
+    "top_k": pa.int32(),
+    "logprobs_mode": pa.string(),
     "prompt_ids": pa.list_(pa.int32()),
     "response_ids": pa.list_(pa.int32()),
     "loss_mask": pa.list_(pa.uint8()),
@@ -146,6 +160,7 @@ def _row(exported: Exported, index: int, trace: Trace) -> dict[str, object]:
         "finish_reason": trace.finish_reason,
         "kind": trace.branch.kind,
         "parent_trace": trace.branch.parent_trace,
+        **sampling_json(trace),
         "prompt_ids": trace.prompt_ids,
         "response_ids": trace.response_ids,
         "loss_mask": trace.loss_mask,
@@ -168,7 +183,8 @@ def tensors(sessions: Sequence[Exported]) -> bytes:
     Tensors, with n traces and t tokens in all: `input_ids` int32[t] (prompt then response), `loss_mask` uint8[t],
     `logprobs` float32[t] (0 where the mask is 0), `policy_versions` int32[t] (-1 where the mask is 0), `cu_seqlens`
     int64[n + 1], `prompt_lengths` int32[n], `rewards` float32[n] (NaN for none), `weights` float32[n]. The header's
-    `traces` is a JSON list of (session_id, task_id, sample, trace).
+    `traces` is a JSON list of (session_id, task_id, sample, trace), its `sampling` one of {temperature, top_p, top_k,
+    logprobs_mode}, a trace each.
     """
     flat = [(exported, index, trace) for exported in sessions for index, trace in enumerate(exported.trajectory.traces)]
     traces = [trace for _, _, trace in flat]
@@ -184,7 +200,9 @@ def tensors(sessions: Sequence[Exported]) -> bytes:
         "weights": np.asarray([trace.weight for trace in traces], np.float32),
     }
     names = [(e.result.session_id, e.result.task_id, e.result.sample, index) for e, index, _ in flat]
-    return save(arrays, metadata={"format": "polar.traces.1", "traces": json.dumps(names)})
+    sampling = [sampling_json(trace) for trace in traces]
+    header = {"format": "polar.traces.1", "traces": json.dumps(names), "sampling": json.dumps(sampling)}
+    return save(arrays, metadata=header)
 
 
 def _padded(trace: Trace, values: NDArray[np.generic], fill: int) -> NDArray[np.generic]:

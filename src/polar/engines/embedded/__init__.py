@@ -21,6 +21,8 @@ def serve(
 ) -> None:
     """Serve `model` until SIGTERM or SIGINT; prints one line with the URL when ready.
 
+    Where `$POLAR_ENGINE_KEY` is set, every route but `/health` asks for it (`Authorization: Bearer KEY`).
+
     Args:
         model: `smollm2`, or a Hugging Face model directory.
         port: 0 takes a free one.
@@ -30,7 +32,7 @@ def serve(
         kv_cache_gib: memory for keys and values; always at least one request of `max_model_len`.
 
     Raises:
-        UsageError: there is no such model, or this engine cannot serve it.
+        UsageError: there is no such model, this engine cannot serve it, or the key cannot be sent in a header.
     """
     # Cores are shared with harnesses and trainer; threads that spin for work make everything several times slower.
     # OpenMP reads this when torch is imported, so that import comes after.
@@ -38,6 +40,7 @@ def serve(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the output is a log
     from polar.engines.embedded.models import resolve
     from polar.engines.embedded.server import run
+    from polar.engines.keys import key_from_environment
 
     run(
         resolve(model),
@@ -48,4 +51,5 @@ def serve(
         dtype=dtype,
         max_num_seqs=max_num_seqs,
         kv_cache_gib=kv_cache_gib,
+        key=key_from_environment(),
     )

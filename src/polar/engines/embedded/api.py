@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from polar.engines.embedded import wire
 from polar.engines.embedded.generation import Generation, Generator
 from polar.engines.embedded.sampling import Sample
+from polar.engines.keys import guards
 from polar.errors import EngineError, RequestError
 
 REQUEST_PREFIX = "generate-tokens-"  # vLLM's; aborts name requests with it
@@ -29,19 +30,20 @@ T = TypeVar("T")
 
 
 class Api:
-    """The routes. `name` is what requests call the model."""
+    """The routes. `name` is what requests call the model, `key` what they must bring; empty asks for none."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, name: str, directory: Path) -> None:
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, name: str, directory: Path, key: str) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._name = name
         self._directory = directory
+        self._key = key
         self._started = int(time.time())
 
     def app(self, lifespan: Lifespan[Starlette]) -> Starlette:
         """The application; every error has vLLM's shape."""
         handlers = {RequestError: _on_refusal, EngineError: _on_engine_error, HTTPException: _on_http_error}
-        return Starlette(routes=self._routes(), lifespan=lifespan, exception_handlers=handlers)
+        return Starlette(routes=self._routes(), middleware=guards(self._key), lifespan=lifespan, exception_handlers=handlers)
 
     def _routes(self) -> list[Route]:
         return [

@@ -35,7 +35,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         assert sockets
         host, port = sockets[0].getsockname()[:2]
-        sys.stdout.write(f"polar engine ready on http://{host}:{port} (model {self._name})\n")
+        sys.stdout.write(f"polar engine ready on http://{_authority(host, port)} (model {self._name})\n")
         sys.stdout.flush()
 
     @contextmanager
@@ -61,6 +61,7 @@ def run(
     dtype: Literal["float32", "bfloat16"],
     max_num_seqs: int,
     kv_cache_gib: float,
+    key: str,
 ) -> None:
     """Serve the model in `directory`; see `polar.engines.embedded.serve`."""
     tokenizer_file = directory / "tokenizer.json"
@@ -72,7 +73,7 @@ def run(
     try:
         listener.bind((host, port))  # before the model loads: a taken port is known at once
     except OSError as fault:
-        raise UsageError(f"cannot listen on {host}:{port}: {fault.strerror}") from fault
+        raise UsageError(f"cannot listen on {_authority(host, port)}: {fault.strerror}") from fault
     model = load_model(directory, dtype)
     gc.collect()
     gc.freeze()  # the objects of a million imported lines live on: no collection in mid-step, nor the process's end, visits them
@@ -94,11 +95,16 @@ def run(
             yield
             await generator.close()
 
-        app = Api(generator, tokenizer, name, directory).app(lifespan)
+        app = Api(generator, tokenizer, name, directory, key).app(lifespan)
         config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=GOODBYE_SECONDS)
         await _Server(config, generator, name).serve([listener])
 
     asyncio.run(serve())
+
+
+def _authority(host: str, port: int) -> str:
+    """Host and port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _eos_ids(config: GenerationConfig | None) -> frozenset[int]:
