@@ -25,9 +25,9 @@ _NOT_RUNNABLE = (126, 127)  # what a shell says of a command that is not executa
 class CommandEvaluator:
     """Runs the task's `evaluator.command` on a copy of the workspace.
 
-    Exit status 0 is reward 1, or what it prints last as `reward: X` if the task says so. Every other end is reward 0 whatever it prints, since
-    what it runs is the agent's: another status, a signal, a time-out, something that the agent put in the way of the
-    evaluator's files. The score's note tells these apart from a plain "wrong".
+    Exit status 0 is reward 1, or what it prints last as `reward: X` if the task says so. Every other end is reward 0 whatever
+    it prints, since what it runs is the agent's: another status, a signal, a time-out, something that the agent put in the
+    way of the evaluator's files. The score's note tells these apart from a plain "wrong".
     """
 
     kind = "command"
