@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,8 @@ from tokenizers import Tokenizer
 from polar.errors import EngineError, StoreError
 from polar.gateway import app as app_module
 from polar.gateway import calls as calls_module
-from polar.specs import HarnessProfile
+from polar.specs import HarnessProfile, Int32Array
+from polar.tokens.history import History, Plan
 from polar.tokens.rendering import Renderer
 from polar.tokens.tree import TokenTree
 from polar.trajectory.builders import build
@@ -340,13 +342,23 @@ async def test_freezing_waits_for_the_commit_of_an_answer_that_is_complete(stage
         assert statuses(await s.settled()) == ["ok"]
 
 
-async def test_freezing_while_a_long_prompt_is_encoded_records_the_call(
-    stage: Open, policy_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_freezing_while_a_long_prompt_is_encoded_records_the_call(stage: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, go_on = threading.Event(), threading.Event()
+    render = History.render
+
+    def held(history: History, plan: Plan) -> Int32Array:
+        encoding.set()
+        assert go_on.wait(10)
+        return render(history, plan)
+
+    monkeypatch.setattr(History, "render", held)
     async with stage() as s:
         client = s.ask(content="word " * 10_000)
-        await until(lambda: s.runs)
-        await s.sessions.freeze(s.session_id)
+        await until(encoding.is_set)
+        freezing = asyncio.create_task(s.sessions.freeze(s.session_id))
+        await asyncio.sleep(0.01)
+        go_on.set()
+        await freezing
         await client.task
         assert s.engine.generations == []
         (call,) = (await s.settled()).calls

@@ -48,6 +48,7 @@ def test_without_a_network_the_error_says_what_to_do_and_nothing_remains(name: s
     assert remains(cache) == []
 
 
+@pytest.mark.heavy  # it waits for npm's retries
 @pytest.mark.usefixtures("no_network")
 def test_npm_without_a_network_says_so_too(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

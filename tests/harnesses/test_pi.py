@@ -29,6 +29,7 @@ async def test_the_real_pi_starts_in_the_sandbox(start: Start) -> None:
     assert (ended, out.strip()) == (Exit(0), "1.6.0"), err
 
 
+@pytest.mark.heavy  # it waits for Pi's retries
 @pytest.mark.usefixtures("installed")
 @pytest.mark.timeout(600)
 async def test_the_real_pi_takes_the_instruction_as_text_and_knows_its_model(start: Start) -> None:

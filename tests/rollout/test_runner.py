@@ -12,9 +12,9 @@ from polar.errors import EngineError, InfrastructureError, UsageError
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Silent
 from polar.rollout.runner import PREPARED_AHEAD, RunOptions, run_tasks
-from polar.specs import HarnessSpec, Stage, Timeouts
+from polar.specs import HarnessSpec, SessionResult, Stage, Timeouts
 from polar.store.captured import read_captured
-from polar.store.ledger import LedgerReader
+from polar.store.ledger import Ledger, LedgerReader
 from polar.trajectory.builders import build
 from tests.rollout.conftest import Policy, Watching, agent_task, write_and_answer
 
@@ -49,8 +49,15 @@ async def test_a_finished_run_has_nothing_left_to_do(policy: Policy) -> None:
     assert second == first
 
 
-async def test_a_stopped_run_goes_on_where_it_was(policy: Policy) -> None:
+async def test_a_stopped_run_goes_on_where_it_was(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = asyncio.Event()
+    finish = Ledger.finish
+
+    async def slowly(ledger: Ledger, result: SessionResult) -> None:
+        await asyncio.sleep(0.3 * result.sample)  # the others have ended by then, and nothing may cancel this one again
+        await finish(ledger, result)
+
+    monkeypatch.setattr(Ledger, "finish", slowly)
 
     def script(call: ScriptedCall) -> Scripted:
         return Scripted("Wait.", hold_before_end=hold) if "slow" in call.prompt_text else write_and_answer(call)

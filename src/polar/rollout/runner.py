@@ -134,10 +134,15 @@ async def _work(
     try:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(_watch(backend.process))
-            await _run_all(wanted, places, options.concurrency, group)
+            await _run_all(wanted, places, options.concurrency)
             watch.cancel()
     except* PolarError as errors:
-        raise errors.exceptions[0] from None
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _watch(process: EngineProcess | None) -> None:
@@ -146,16 +151,18 @@ async def _watch(process: EngineProcess | None) -> None:
         raise await process.wait_dead()
 
 
-async def _run_all(wanted: Sequence[Attempt], places: Places, concurrency: int, group: asyncio.TaskGroup) -> None:
-    """Start sessions in order, so many at a time; return when the last has ended."""
+async def _run_all(wanted: Sequence[Attempt], places: Places, concurrency: int) -> None:
+    """Start sessions in order, so many at a time; return when the last has ended.
+
+    The group is theirs alone: when the run stops, each is cancelled exactly once, and can record how it ended.
+    """
     slots = Slots(*(asyncio.Semaphore(n) for n in (PREPARE_SLOTS, concurrency, SCORE_SLOTS)))
     ahead = asyncio.Semaphore(concurrency + PREPARED_AHEAD)
     silent = _SilenceGuard(min(EMPTY_SESSIONS, len(wanted)))
-    running: list[asyncio.Task[None]] = []
-    for attempt in wanted:
-        await ahead.acquire()
-        running.append(group.create_task(_one(Session(attempt, places), slots, ahead, silent)))
-    await asyncio.gather(*running)
+    async with asyncio.TaskGroup() as sessions:
+        for attempt in wanted:
+            await ahead.acquire()
+            sessions.create_task(_one(Session(attempt, places), slots, ahead, silent))
 
 
 async def _one(session: Session, slots: Slots, ahead: asyncio.Semaphore, silent: "_SilenceGuard") -> None:
