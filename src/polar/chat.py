@@ -16,11 +16,24 @@ class TextPart(Struct, frozen=True, tag="text"):
     text: str
 
 
-Part = TextPart  # images join here as a tagged union
+class ImagePart(Struct, frozen=True, omit_defaults=True, tag="image"):
+    """An image: base64 `data` of a `media_type`, or a `url`, as the harness wrote it."""
+
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+    @property
+    def text(self) -> str:
+        """What a policy that reads only text is shown in its place; the call records `image` as unserved."""
+        return f"[image {self.media_type}]" if self.media_type else "[image]"
+
+
+Part = TextPart | ImagePart
 
 
 class ToolCall(Struct, frozen=True):
-    """One call of a tool. `arguments` is the raw text, valid JSON or not."""
+    """One call of a tool. `arguments` is the raw text, valid JSON or not; `name` is a `Tool.name`."""
 
     id: str
     name: str
@@ -28,42 +41,65 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """One message. `tool_call_id` names the call that a `tool` message answers."""
+    """One message.
+
+    Attributes:
+        tool_call_id: the call that a `tool` message answers; `is_error` says that the tool failed.
+        minted: identifiers of ours that came back with an `assistant` message, besides those of its tool calls.
+    """
 
     role: Role
     content: tuple[Part, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    is_error: bool = False
+    minted: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        """The text parts, joined."""
+        """The parts as text, joined."""
         return "".join(part.text for part in self.content)
 
 
-class Tool(Struct, frozen=True):
-    """A function that the model may call. `parameters` is its JSON schema, byte for byte as the harness wrote it."""
+class Tool(Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call.
+
+    Attributes:
+        name: what the policy calls it. In a namespace it is `{namespace}__{bare name}`.
+        parameters: its JSON schema, byte for byte as the harness wrote it.
+        custom: a free-text tool: its only parameter `input` is the text, which the dialect hands over bare.
+    """
 
     name: str
     description: str
     parameters: Raw
+    namespace: str = ""
+    custom: bool = False
 
 
 class RequestedSampling(Struct, frozen=True, omit_defaults=True):
-    """What the harness asked for; None is "not said"."""
+    """What the harness asked for; None is "not said". `stop` are texts at which a reply ends, without them."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
 
 
 class ChatRequest(Struct, frozen=True):
     """A parsed request.
 
     Attributes:
+        tool_choice: `auto`, `none` (the dialect leaves the tools out), `required`, or the name of a tool.
+        json_schema: what the reply's text must fit; None for free text.
+        logprobs: the harness wants the log-probability of each sampled token.
+        previous: id of the call whose prompt and reply this one's messages follow (`previous_response_id`); "" for none.
+        unserved: names of what was asked and the policy is not given; recorded on the call.
+        normalised: names of what the dialect reads as if it were not there (`cache_control`); recorded on the call.
         extra: fields that the dialect does not know or does not use, kept raw under their own names.
     """
 
@@ -73,6 +109,12 @@ class ChatRequest(Struct, frozen=True):
     sampling: RequestedSampling = RequestedSampling()
     stream: bool = False
     include_usage: bool = False
+    tool_choice: str = "auto"
+    json_schema: Raw | None = None
+    logprobs: bool = False
+    previous: str = ""
+    unserved: tuple[str, ...] = ()
+    normalised: tuple[str, ...] = ()
     extra: dict[str, Raw] = {}
 
 
@@ -85,21 +127,51 @@ class Usage(Struct, frozen=True):
 
 class TextDelta(Struct, frozen=True, tag="text"):
     text: str
+    choice: int = 0
 
 
 class ReasoningDelta(Struct, frozen=True, tag="reasoning"):
     text: str
+    choice: int = 0
 
 
 Delta = TextDelta | ReasoningDelta
 
 
+class TokenLogprob(Struct, frozen=True):
+    """One sampled token as text, with its log-probability."""
+
+    token: str
+    logprob: float
+
+
+class Choice(Struct, frozen=True):
+    """One answer of the policy: `message` has role `assistant`.
+
+    Attributes:
+        stop_sequence: which of the requested stop texts ended it; "" for none.
+        logprobs: of each sampled token, where the request wants them.
+    """
+
+    message: Message
+    finish_reason: FinishReason
+    stop_sequence: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
 class Reply(Struct, frozen=True):
-    """What the policy said in one choice: `message` has role `assistant`."""
+    """What the policy said. All dialects but one know a single choice: the first."""
 
     call_id: str
     model: str
     created: int
-    message: Message
-    finish_reason: FinishReason
+    choices: tuple[Choice, ...]
     usage: Usage
+
+    @property
+    def message(self) -> Message:
+        return self.choices[0].message
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason

@@ -1,15 +1,21 @@
 """Identifiers that Polar mints.
 
-Tool-call ids name the call and the choice that made them, because most harnesses send them back untouched: they are
-how a history names its own past. They stay within `[A-Za-z0-9_-]` and 40 characters, which every dialect accepts.
+Tool-call ids, item ids, response ids and signatures name the call and the choice that made them, because most harnesses
+send them back untouched: they are how a history names its own past. Ids stay within `[A-Za-z0-9_-]` and 40 characters, which
+every dialect accepts; a signature is base64, which those that decode it expect.
 """
 
+import base64
+import binascii
 import re
 import secrets
 import time
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
-_TOOL_CALL = re.compile(r"call_(c[0-9]+[a-z][0-9a-z]{7})_([0-9]{1,9})_([0-9]{1,9})")
+_CALL = r"(c[0-9]+[a-z][0-9a-z]{7})"
+_ITEM = re.compile(rf"[a-z]+_{_CALL}_([0-9]{{1,9}})_([0-9]{{1,9}})")
+_RESPONSE = re.compile(rf"[a-z]+[_-]{_CALL}")
+_SIGNATURE = re.compile(rf"polar/{_CALL}/([0-9]{{1,9}})")
 
 
 def _base36(number: int, width: int) -> str:
@@ -39,12 +45,39 @@ def new_model_key() -> str:
     return f"pk-{secrets.token_urlsafe(24)}"
 
 
+def item_id(prefix: str, call_id: str, choice: int, index: int) -> str:
+    """Id of the `index`-th item of its sort in choice `choice` of `call_id`; `prefix` is the sort, in small letters (`msg`)."""
+    return f"{prefix}_{call_id}_{choice}_{index}"
+
+
 def tool_call_id(call_id: str, choice: int, index: int) -> str:
     """Id of the `index`-th tool call in choice `choice` of `call_id`."""
-    return f"call_{call_id}_{choice}_{index}"
+    return item_id("call", call_id, choice, index)
 
 
-def parse_tool_call_id(value: str) -> tuple[str, int, int] | None:
-    """(call_id, choice, index) of an id that we minted, or None for any other text."""
-    match = _TOOL_CALL.fullmatch(value)
-    return (match[1], int(match[2]), int(match[3])) if match else None
+def response_id(call_id: str) -> str:
+    """Id of a whole reply, by which a later request may follow it."""
+    return f"resp_{call_id}"
+
+
+def parse_response_id(value: str) -> str:
+    """The call of a response id that we minted, or "" for any other text."""
+    match = _RESPONSE.fullmatch(value)
+    return match[1] if match else ""
+
+
+def signature(call_id: str, choice: int) -> str:
+    """What stands for a choice's reasoning where a dialect has an opaque signature; base64."""
+    return base64.b64encode(f"polar/{call_id}/{choice}".encode()).decode()
+
+
+def parse_minted(value: str) -> tuple[str, int] | None:
+    """(call_id, choice) of an item id or a signature that we minted, or None for any other text."""
+    if match := _ITEM.fullmatch(value):
+        return match[1], int(match[2])
+    try:
+        text = base64.b64decode(value, validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        return None
+    found = _SIGNATURE.fullmatch(text)
+    return (found[1], int(found[2])) if found else None

@@ -94,6 +94,31 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, str] = {}
 
 
+NormaliserName = Literal[
+    "claude_code_attribution",  # the billing header in front of Claude Code's system prompt, which differs per agent
+    "trim_text",  # a reply's text comes back without the whitespace around it
+    "think_in_text",  # a reply's reasoning comes back as `<think>…</think>` in its text
+]
+
+
+class KindRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a call is of `kind`: all that is given must hold. Patterns are searched (`re.search`), an empty one holds always.
+
+    Attributes:
+        header: lower-case name of a header that must be there, with a value that `header_value` matches.
+        system: pattern in the leading system messages' text.
+        last: pattern in the text of the last message.
+        tools: whether the request has tools: `some`, `none`, or `any`.
+    """
+
+    kind: CallKind
+    header: str = ""
+    header_value: str = ""
+    system: str = ""
+    last: str = ""
+    tools: Literal["any", "some", "none"] = "any"
+
+
 class HarnessProfile(Struct, frozen=True):
     """What the gateway knows of a harness, handed over when a session opens.
 
@@ -101,11 +126,15 @@ class HarnessProfile(Struct, frozen=True):
         name: the harness, or `any` for a program that nobody described.
         version: pinned version, for the call's provenance.
         retry_grace: seconds that a non-streaming generation goes on after its client hung up.
+        normalisers: what the harness does to a history that means nothing, in the order of applying.
+        kinds: the first rule that holds names a call's kind; a call that none fits is judged by its structure.
     """
 
     name: str = "any"
     version: str = ""
     retry_grace: float = 30.0
+    normalisers: tuple[NormaliserName, ...] = ()
+    kinds: tuple[KindRule, ...] = ()
 
 
 class VersionSpan(Struct, frozen=True):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 
 from polar.chat import FinishReason, Message, RequestedSampling, TextPart, Tool, ToolCall
-from polar.ids import parse_tool_call_id, tool_call_id
+from polar.ids import parse_minted, tool_call_id
 from polar.specs import CallKind, VersionSpan
 from polar.tokens.history import History, Plan, prompt_hash
 from polar.tokens.records import Call, CallStatus, ChoiceRecord
@@ -170,9 +170,7 @@ class Session:
         last = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=-1)
         said = [meaning(message) for message in messages[: last + 1]]
         written = [msgspec.json.encode(tool) for tool in conversation.tools]
-        names = (
-            {parsed[0] for call in messages[last].tool_calls if (parsed := parse_tool_call_id(call.id))} if last >= 0 else set()
-        )
+        names = {parsed[0] for call in messages[last].tool_calls if (parsed := parse_minted(call.id))} if last >= 0 else set()
         meant = [
             answer
             for answer in answers

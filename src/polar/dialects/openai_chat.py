@@ -6,12 +6,27 @@ the call. Events are ASCII-escaped JSON: some clients break lines at U+2028.
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from polar.chat import ChatRequest, Delta, Message, ReasoningDelta, Reply, RequestedSampling, Role, TextPart, Tool, ToolCall
+from polar.chat import (
+    ChatRequest,
+    Choice,
+    Delta,
+    Message,
+    ReasoningDelta,
+    Reply,
+    RequestedSampling,
+    Role,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from polar.dialects.protocol import EVENT_STREAM, Fault, ModelCard, Route, Target
 from polar.errors import InvalidRequest
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -92,10 +107,19 @@ class OpenAIChat:
 
     name = "openai_chat"
 
-    def serves(self, path: str) -> bool:
-        return path in ("/v1/chat/completions", "/chat/completions")
+    def route(self, target: Target) -> Route | None:
+        path = target.path.removeprefix("/v1")
+        if target.method == "POST":
+            return Route("generate") if path == "/chat/completions" else None
+        if path == "/models":
+            return Route("models")
+        model = path.removeprefix("/models/")
+        return Route("models", unquote(model)) if model != path and model else None
 
-    def parse(self, path: str, body: bytes) -> ChatRequest:
+    def claims(self, target: Target) -> bool:
+        return True
+
+    def parse(self, target: Target, body: bytes) -> ChatRequest:
         fields, wire = _decode(body)
         extra = {name: raw.copy() for name, raw in fields.items() if name not in _Body.__struct_fields__}
         hidden = _refuse_unserved(extra)
@@ -111,20 +135,14 @@ class OpenAIChat:
             extra=extra,
         )
 
-    def reply(self, reply: Reply) -> bytes:
-        message: dict[str, object] = {"role": "assistant", "content": reply.message.text or None}
-        if reply.message.reasoning:
-            message["reasoning_content"] = reply.message.reasoning
-        if reply.message.tool_calls:
-            message["tool_calls"] = [_call_out(call) for call in reply.message.tool_calls]
-        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
+    def reply(self, request: ChatRequest, reply: Reply) -> bytes:
         return msgspec.json.encode(
             {
                 "id": f"chatcmpl-{reply.call_id}",
                 "object": "chat.completion",
                 "created": reply.created,
                 "model": reply.model,
-                "choices": [choice],
+                "choices": [_choice_out(index, choice) for index, choice in enumerate(reply.choices)],
                 "usage": _usage(reply),
             }
         )
@@ -132,12 +150,24 @@ class OpenAIChat:
     def events(self, request: ChatRequest, call_id: str, created: int) -> "ChatEvents":
         return ChatEvents(request, call_id, created)
 
-    def error(self, status: int, code: str, message: str) -> bytes:
-        return msgspec.json.encode({"error": _error(status, code, message)})
+    def fault(self, fault: Fault) -> tuple[int, bytes]:
+        return _STATUS[fault.kind], msgspec.json.encode({"error": _error(fault)})
+
+    def token_count(self, tokens: int) -> bytes:
+        raise NotImplementedError("Chat Completions has no route that counts tokens")
+
+    def models(self, route: Route, cards: Sequence[ModelCard]) -> bytes:
+        data = [
+            {"id": card.id, "object": "model", "created": card.created, "owned_by": "polar", "max_model_len": card.max_model_len}
+            for card in cards
+        ]
+        return msgspec.json.encode(data[0] if route.model else {"object": "list", "data": data})
 
 
 class ChatEvents:
     """One streamed reply as `chat.completion.chunk` events."""
+
+    content_type = EVENT_STREAM
 
     def __init__(self, request: ChatRequest, call_id: str, created: int) -> None:
         self._include_usage = request.include_usage
@@ -161,8 +191,8 @@ class ChatEvents:
             events.append(_event({**self._head, "choices": [], "usage": _usage(reply)}))
         return b"".join(events) + b"data: [DONE]\n\n"
 
-    def error(self, status: int, code: str, message: str) -> bytes:
-        return _event({"error": _error(status, code, message)})
+    def error(self, fault: Fault) -> bytes:
+        return _event({"error": _error(fault)})
 
     def _chunk(self, delta: dict[str, object], finish_reason: str | None = None) -> bytes:
         return _event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
@@ -250,6 +280,15 @@ def _tool(tool: _Tool) -> Tool:
     return Tool(tool.function.name, tool.function.description or "", tool.function.parameters.copy())
 
 
+def _choice_out(index: int, choice: Choice) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": choice.message.text or None}
+    if choice.message.reasoning:
+        message["reasoning_content"] = choice.message.reasoning
+    if choice.message.tool_calls:
+        message["tool_calls"] = [_call_out(call) for call in choice.message.tool_calls]
+    return {"index": index, "message": message, "finish_reason": choice.finish_reason, "logprobs": None}
+
+
 def _call_out(call: ToolCall) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
@@ -259,9 +298,20 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _error(status: int, code: str, message: str) -> dict[str, object]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": None, "code": code}
+_STATUS = {
+    "invalid": 400,
+    "context_length": 400,
+    "unauthorized": 401,
+    "not_found": 404,
+    "frozen": 409,
+    "unavailable": 503,
+    "internal": 500,
+}
+
+
+def _error(fault: Fault) -> dict[str, object]:
+    kind = "invalid_request_error" if _STATUS[fault.kind] < 500 else "server_error"
+    return {"message": fault.message, "type": kind, "param": None, "code": fault.code}
 
 
 def _event(body: dict[str, object]) -> bytes:

@@ -12,8 +12,18 @@ from typing import Any
 import xxhash
 
 from polar.chat import ChatRequest, Delta, ReasoningDelta, TextDelta
-from polar.dialects.protocol import EVENT_STREAM, JSON, Dialect, EventWriter
-from polar.errors import EngineError, InvalidRequest, PolarError, RequestError, StoreError, UnknownRoute
+from polar.dialects.protocol import JSON, Dialect, EventWriter, Fault, FaultKind, ModelCard, Route, Target
+from polar.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    InvalidRequest,
+    PolarError,
+    RequestError,
+    SessionFrozen,
+    StoreError,
+    UnknownKey,
+    UnknownRoute,
+)
 from polar.gateway.calls import Arrival, Backend, CallRun, reply_of
 from polar.gateway.sessions import LiveSession, Sessions
 from polar.tokens.records import Call
@@ -26,8 +36,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADERS_AFTER = 10.0  # seconds without a token after which a stream's headers go out (D7)
 KEEP_ALIVE_EVERY = 10.0  # seconds of silence after which a stream says that it lives
+LONGEST_ROUTE = 200  # characters of an unknown route that are noted
+STARTED = int(time.time())  # what the models routes give as the time of creation
 MAX_BODY = 256 * 1024 * 1024  # bytes of one request
-KEPT_HEADERS = ("user-agent", "x-stainless-retry-count")
+KEPT_HEADERS = (
+    *("user-agent", "x-stainless-retry-count", "anthropic-version", "anthropic-beta", "openai-beta", "x-goog-api-client"),
+    # How harnesses name their conversations, and which agent of theirs asks.
+    *("session-id", "thread-id", "x-client-request-id", "x-codex-turn-metadata", "x-codex-window-id"),
+    *("x-codex-parent-thread-id", "x-openai-subagent", "x-claude-code-session-id", "x-claude-code-agent-id"),
+    *("x-session-id", "x-session-affinity", "x-parent-session-id", "x-affinity", "x-initiator", "x-interaction-type"),
+)
 
 
 class Connection:
@@ -36,6 +54,7 @@ class Connection:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.gone = False
         self._receive = receive
@@ -92,31 +111,60 @@ class GatewayApp:
         """Answer one HTTP request."""
         connection = Connection(scope, receive, send)
         key, path = split_key(connection.path, connection.headers)
-        dialect = next((dialect for dialect in self._dialects if dialect.serves(path)), None)
+        target = Target(connection.method, path, connection.query, connection.headers)
+        dialect, route = self._find(target)
         try:
-            await self._answer(connection, dialect, key, path)
+            await self._answer(connection, dialect, route, target, key)
         except PolarError as error:
             if not connection.gone:
-                await connection.respond(*shape(dialect or self._dialects[0], error))
+                await connection.respond(*dialect.fault(describe(error)))
+
+    def _find(self, target: Target) -> tuple[Dialect, Route | None]:
+        """Who serves this; where nobody does, who answers in its shape."""
+        for dialect in self._dialects:
+            if route := dialect.route(target):
+                return dialect, route
+        return next(dialect for dialect in self._dialects if dialect.claims(target)), None
 
     async def drain(self) -> None:
         """Wait until notes about deliveries are stored."""
         await asyncio.gather(*self._tasks)
 
-    async def _answer(self, connection: Connection, dialect: Dialect | None, key: str, path: str) -> None:
-        if connection.method in ("GET", "HEAD") and path in ("/", "/health"):
+    async def _answer(self, connection: Connection, dialect: Dialect, route: Route | None, target: Target, key: str) -> None:
+        if target.method in ("GET", "HEAD") and target.path in ("", "/", "/health"):
             await connection.respond(200, b"{}")
             return
         session = self._sessions.by_key(key)
-        if dialect is None or connection.method != "POST":
-            raise UnknownRoute(f"{connection.method} {path} is not served here")
+        if route is None:
+            session.unknown_routes[f"{target.method} {target.path}"[:LONGEST_ROUTE]] += 1
+            raise UnknownRoute(f"{target.method} {target.path} is not served here")
+        if route.kind == "models":
+            await connection.respond(200, dialect.models(route, [self._card(route.model)]))
+            return
         if self._sessions.closing:
             raise EngineError("the gateway is shutting down")
+        if route.kind == "count_tokens":
+            await self._count(connection, dialect, session, target)
+        else:
+            await self._generate(connection, dialect, session, target)
+
+    def _card(self, model: str) -> ModelCard:
+        """Harnesses may ask for any model: the policy answers."""
+        info = self._backend.info
+        return ModelCard(model or info.model, info.max_model_len, STARTED)
+
+    async def _count(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
+        """Tokens that this request would send to the engine; nothing is recorded."""
+        request = _parse(dialect, target, await connection.body(), session)
+        tokens = await session.count(request)
+        await connection.respond(200, dialect.token_count(tokens))
+
+    async def _generate(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
         received = time.time()
         body = await connection.body()
-        request = _parse(dialect, path, body, session)
+        request = _parse(dialect, target, body, session)
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
-        request_hash = xxhash.xxh3_128_hexdigest(dialect.name.encode() + body)
+        request_hash = xxhash.xxh3_128_hexdigest(f"{dialect.name} {target.path}?{target.query} ".encode() + body)
         arrival = Arrival(request, dialect.name, request_hash, headers, received)
         if (unsent := session.unsent(request_hash)) is not None:
             await unsent.done()
@@ -125,7 +173,7 @@ class GatewayApp:
         elif request.stream:
             await self._stream(connection, dialect, arrival, self._run(session, arrival))
         else:
-            await self._whole(connection, dialect, self._run(session, arrival))
+            await self._whole(connection, dialect, arrival, self._run(session, arrival))
 
     def _run(self, session: LiveSession, arrival: Arrival) -> CallRun:
         """The run that answers this request: one in progress whose client has gone, or a new one."""
@@ -137,7 +185,7 @@ class GatewayApp:
         run.start()
         return run
 
-    async def _whole(self, connection: Connection, dialect: Dialect, run: CallRun) -> None:
+    async def _whole(self, connection: Connection, dialect: Dialect, arrival: Arrival, run: CallRun) -> None:
         """Answer when the call is committed. If the client goes first, the run goes on for a retry."""
         waiting, watcher = asyncio.ensure_future(run.done()), asyncio.ensure_future(connection.hung_up())
         try:
@@ -147,7 +195,7 @@ class GatewayApp:
                 return
             if run.error is not None or run.call is None:
                 raise run.error or EngineError("the call ended without an outcome")
-            await connection.respond(200, dialect.reply(reply_of(run.call)))
+            await connection.respond(200, dialect.reply(arrival.request, reply_of(run.call)))
             self._delivered(connection, run.session, run.call)
         finally:
             waiting.cancel()
@@ -162,7 +210,7 @@ class GatewayApp:
             if run.feed.ended and run.error is not None:
                 raise run.error
             if not connection.gone:
-                await connection.start(200, EVENT_STREAM)
+                await connection.start(200, writer.content_type)
                 await connection.send(writer.start(), more=True)
                 await self._send_deltas(connection, writer, run, deltas)
                 await self._send_end(connection, writer, run)
@@ -185,8 +233,8 @@ class GatewayApp:
         if connection.gone:
             return
         if run.error is not None or run.call is None:
-            error = describe(run.error or EngineError("the call ended without an outcome"))
-            await connection.send(writer.error(*error), more=False)
+            fault = describe(run.error or EngineError("the call ended without an outcome"))
+            await connection.send(writer.error(fault), more=False)
         else:
             await connection.send(writer.finish(reply_of(run.call)), more=False)
             self._delivered(connection, run.session, run.call)
@@ -195,12 +243,14 @@ class GatewayApp:
         """Send a committed answer again, whose first delivery failed (D9)."""
         reply = reply_of(call)
         if not arrival.request.stream:
-            await connection.respond(200, dialect.reply(reply))
+            await connection.respond(200, dialect.reply(arrival.request, reply))
         else:
             writer = dialect.events(arrival.request, call.call_id, reply.created)
-            said: list[Delta] = [ReasoningDelta(reply.message.reasoning)] if reply.message.reasoning else []
-            said += [TextDelta(reply.message.text)] if reply.message.text else []
-            await connection.start(200, EVENT_STREAM)
+            said: list[Delta] = []
+            for index, choice in enumerate(reply.choices):
+                said += [ReasoningDelta(choice.message.reasoning, index)] if choice.message.reasoning else []
+                said += [TextDelta(choice.message.text, index)] if choice.message.text else []
+            await connection.start(200, writer.content_type)
             await connection.send(writer.start() + b"".join(map(writer.delta, said)) + writer.finish(reply), more=False)
         self._delivered(connection, session, call)
 
@@ -220,10 +270,10 @@ class GatewayApp:
             log.warning("delivery of call %s is not noted: %s", call_id, error)
 
 
-def _parse(dialect: Dialect, path: str, body: bytes, session: LiveSession) -> ChatRequest:
+def _parse(dialect: Dialect, target: Target, body: bytes, session: LiveSession) -> ChatRequest:
     """The request; the session remembers a refusal, which no call records."""
     try:
-        return dialect.parse(path, body)
+        return dialect.parse(target, body)
     except InvalidRequest as error:
         session.refused, session.refused_last = str(error), True
         raise
@@ -251,25 +301,28 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     """Neighbours of one kind as one: what arrived together is sent together."""
     result: list[Delta] = []
     for delta in deltas:
-        if result and isinstance(delta, type(result[-1])):
-            result[-1] = type(delta)(result[-1].text + delta.text)
+        if result and isinstance(delta, type(result[-1])) and delta.choice == result[-1].choice:
+            result[-1] = type(delta)(result[-1].text + delta.text, delta.choice)
         else:
             result.append(delta)
     return result
 
 
-def describe(error: PolarError) -> tuple[int, str, str]:
-    """Status, code and message of an error. Faults of ours are 5xx, which every harness retries."""
-    if isinstance(error, RequestError):
-        return error.status, error.code, str(error)
-    if isinstance(error, EngineError):
-        return 503, "engine_error", str(error)
-    if isinstance(error, StoreError):
-        return 503, "store_error", str(error)
-    return 500, "capture_error", str(error)
+_KINDS: tuple[tuple[type[PolarError], FaultKind, str], ...] = (
+    (UnknownKey, "unauthorized", UnknownKey.code),
+    (UnknownRoute, "not_found", UnknownRoute.code),
+    (SessionFrozen, "frozen", SessionFrozen.code),
+    (RequestError, "invalid", RequestError.code),
+    (EngineError, "unavailable", "engine_error"),
+    (StoreError, "unavailable", "store_error"),
+)
 
 
-def shape(dialect: Dialect, error: PolarError) -> tuple[int, bytes]:
-    """Status and body of an error reply."""
-    status, code, message = describe(error)
-    return status, dialect.error(status, code, message)
+def describe(error: PolarError) -> Fault:
+    """An error as the dialects tell it. Faults of ours are 5xx, which every harness retries."""
+    if isinstance(error, ContextLengthExceeded):
+        return Fault("context_length", error.code, str(error), error.prompt_tokens, error.max_model_len)
+    for kind_of_error, kind, code in _KINDS:
+        if isinstance(error, kind_of_error):
+            return Fault(kind, code, str(error))
+    return Fault("internal", "capture_error", str(error))

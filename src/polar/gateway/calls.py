@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from polar.chat import ChatRequest, FinishReason, Message, Reply, TextPart, ToolCall, Usage
+from polar.chat import ChatRequest, Choice, FinishReason, Message, Reply, TextPart, ToolCall, Usage
 from polar.engines.protocol import Engine, EngineInfo, Generated, ResolvedSampling
 from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError, StoreError
 from polar.gateway.feed import Feed
@@ -335,11 +335,13 @@ class CallRun:
 
 def reply_of(call: Call) -> Reply:
     """What a harness is told of a committed call; the same for its first delivery and for a replay."""
-    choice = call.choices[0]
-    if choice.finish_reason == "abort":
-        raise CaptureError("aborted", f"call {call.call_id} has no reply")
+    choices: list[Choice] = []
+    for choice in call.choices:
+        if choice.finish_reason == "abort":
+            raise CaptureError("aborted", f"call {call.call_id} has no reply")
+        choices.append(Choice(choice.message, choice.finish_reason, choice.stop_sequence))
     usage = Usage(call.prompt_tokens, call.sampled)
-    return Reply(call.call_id, call.model, int(call.timings.received), choice.message, choice.finish_reason, usage)
+    return Reply(call.call_id, call.model, int(call.timings.received), tuple(choices), usage)
 
 
 def resolve(task: SamplingSpec, request: ChatRequest, room: int, stop_ids: tuple[int, ...]) -> ResolvedSampling:

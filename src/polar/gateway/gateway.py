@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
-from polar.dialects.openai_chat import OpenAIChat
+from polar.dialects import DIALECTS
 from polar.engines.protocol import Engine, EngineInfo
 from polar.errors import UsageError
 from polar.gateway.app import GatewayApp, Receive, Scope, Send
@@ -72,7 +72,7 @@ async def gateway(
         sessions = Sessions(store, renderer, info.model)
         with contextlib.closing(CaptureReader.open(capture)) as reader:
             restored = sessions.restore(reader)
-        app = GatewayApp(sessions, Backend(engine, info, store), (OpenAIChat(),))
+        app = GatewayApp(sessions, Backend(engine, info, store), DIALECTS)
         stack.push_async_callback(app.drain)
         address = f"[{host}]" if ":" in host else host
         running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, info, restored)

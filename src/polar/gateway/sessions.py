@@ -3,12 +3,13 @@
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from polar.chat import Message
+from polar.chat import ChatRequest, Message
 from polar.errors import SessionFrozen, StoreError, UnknownKey, UsageError
 from polar.gateway.calls import CallRun
 from polar.ids import new_model_key, new_session_id
@@ -27,6 +28,7 @@ class LiveSession:
         calls: the recorded calls by id; `runs` are those in progress.
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
+        unknown_routes: how often each route that nobody serves was asked for (C11).
         refused: why the last request that never became a call was refused; `refused_last` says that nothing came after it.
         stored_bodies: hashes of messages and tools that this process has stored for the session.
         unstored: failed calls that could not be written, by id, with their messages; they go with the next commit.
@@ -37,6 +39,7 @@ class LiveSession:
     calls: dict[str, Call] = field(default_factory=dict)
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
+    unknown_routes: Counter[str] = field(default_factory=Counter)
     refused: str = ""
     refused_last: bool = False
     stored_bodies: set[str] = field(default_factory=set)
@@ -59,6 +62,12 @@ class LiveSession:
         self.refused_last = False
         self.arrived += 1
         return self.arrived - 1
+
+    async def count(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that `request` would make."""
+        plan = self.history.plan(request.messages, request.tools)
+        ids = await asyncio.to_thread(self.history.render, plan)
+        return len(self.history.tree.path(plan.start)) + len(ids)
 
     def undelivered(self, request_hash: str) -> Call | None:
         """The committed answer to this very request that never reached its client (D9): it is replayed."""

@@ -12,7 +12,7 @@ from polar.harnesses.shell import Shell
 __all__ = ["Endpoint", "Harness", "Launch", "Report", "get", "names"]
 
 _HARNESSES: tuple[Harness, ...] = (Pi(), MiniSweAgent(), Shell())
-_PARTS = ("name", "version", "summary", "profile", "installed", "install", "check", "launch")
+_PARTS = ("name", "version", "summary", "profile", "probe", "installed", "install", "check", "launch")
 
 
 def names() -> tuple[str, ...]:

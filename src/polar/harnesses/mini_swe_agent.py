@@ -7,51 +7,43 @@ Its prompt names the kernel (`uname`), so prompts are equal on one machine and n
 
 import os.path
 import re
-import sys
-from importlib import resources
 from pathlib import Path
 
 import msgspec
 
 from polar.errors import UsageError
-from polar.harnesses.install import install_once, is_complete, pip_install, recipe_digest, run_tool, size_text
 from polar.harnesses.options import check_options
-from polar.harnesses.protocol import Endpoint, Launch, Report
+from polar.harnesses.protocol import Endpoint, Launch, Report, Turn, shell_probe
+from polar.harnesses.venv import PythonPackage
 from polar.sandboxes.protocol import Command
 from polar.specs import HarnessProfile, HarnessSpec, Task
 
-_PACKAGE = "mini-swe-agent"
-_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_PACKAGE = PythonPackage(
+    "mini_swe_agent",
+    "mini-swe-agent",
+    "2.4.6",
+    "import minisweagent.agents",
+    "some 750 MB, most of it dependencies that it imports, a minute or more",
+)
+_END = Turn("Done.", (("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),))
 
 
 class MiniSweAgent:
     """mini-swe-agent at a pinned version with pinned dependencies, in a virtual environment of its own."""
 
     name = "mini_swe_agent"
-    version = "2.4.6"
+    version = _PACKAGE.version
     summary = "mini-swe-agent: bash as its only tool"
-    profile = HarnessProfile("mini_swe_agent", "2.4.6")
+    profile = HarnessProfile("mini_swe_agent", _PACKAGE.version)
+    probe = (*shell_probe("bash")[:2], _END)
 
     def installed(self, cache: Path) -> bool:
         """Whether its virtual environment is complete."""
-        return is_complete(self._target(cache))
+        return _PACKAGE.installed(cache)
 
     def install(self, cache: Path, report: Report) -> None:
-        """Make the virtual environment (750 MB, most of it dependencies that it imports); see `Harness.install`."""
-
-        def build(directory: Path) -> None:
-            what = f"installing mini_swe_agent {self.version}"
-            report(f"{what} from PyPI: some 750 MB, a minute or more")
-            # Without pip, which a system's Python cannot always put into an environment; ours installs from outside.
-            run_tool(what, [sys.executable, "-m", "venv", "--without-pip", str(directory)])
-            pins = directory / "constraints.txt"
-            pins.write_text(_pins())
-            python = _python(directory)
-            pip_install(what, [f"{_PACKAGE}=={self.version}", "--constraint", str(pins)], python=python)
-            run_tool("starting mini_swe_agent", [str(python), "-I", "-c", "import minisweagent.agents"])
-            report(f"mini_swe_agent {self.version} is installed ({size_text(directory)})")
-
-        install_once(self._target(cache), build, report)
+        """Make the virtual environment; see `Harness.install`."""
+        _PACKAGE.install(cache, report)
 
     def check(self, spec: HarnessSpec) -> None:
         """mini-swe-agent has no options."""
@@ -59,14 +51,14 @@ class MiniSweAgent:
 
     def launch(self, task: Task, endpoint: Endpoint, *, cache: Path, workspace: str, home: str) -> Launch:
         """One run without questions. The instruction is in a configuration file, where it may have any length and form."""
-        target = self._target(cache)
-        builtin = target / "lib" / _PYTHON / "site-packages" / "minisweagent" / "config" / "mini.yaml"
+        target = _PACKAGE.target(cache)
+        builtin = _PACKAGE.site_packages(target) / "minisweagent" / "config" / "mini.yaml"
         if "=" in str(builtin):
             raise UsageError(f"mini_swe_agent reads a path with `=` as a setting: set POLAR_CACHE to one without ({cache})")
         own = os.path.relpath(f"{home}/mini/task.yaml", workspace)  # relative, for the same reason
         argv = (
             # -I: the workspace must not shadow what the agent imports. -u: a log is worth most when the run was killed.
-            *(str(_python(target)), "-I", "-u", "-m", "minisweagent"),
+            *(str(_PACKAGE.interpreter(target)), "-I", "-u", "-m", "minisweagent"),
             *("--yolo", "--exit-immediately", "--model", f"openai/{endpoint.model}"),
             *("--config", str(builtin), "--config", own),
         )
@@ -81,24 +73,7 @@ class MiniSweAgent:
             "LITELLM_MODE": "PRODUCTION",  # else it looks for `.env` files
         }
         settings = {"run": {"task": task.instruction}, "agent": {"cost_limit": 0}}
-        return Launch(Command(argv, environment, readable=(str(target), *_base_python())), {"mini/task.yaml": _yaml(settings)})
-
-    def _target(self, cache: Path) -> Path:
-        digest = recipe_digest(self.version, _pins(), _PYTHON, sys.base_prefix)
-        return cache.absolute() / "harnesses" / f"{self.name}-{self.version}-{digest}"
-
-
-def _python(target: Path) -> Path:
-    return target / "bin" / "python"
-
-
-def _pins() -> str:
-    return (resources.files("polar.harnesses") / "pins" / "mini_swe_agent.txt").read_text()
-
-
-def _base_python() -> tuple[str, ...]:
-    """The installation behind the virtual environment, where a sandbox does not show it anyway."""
-    return () if Path(sys.base_prefix).is_relative_to("/usr") else (sys.base_prefix,)
+        return Launch(Command(argv, environment, readable=_PACKAGE.readable(target)), {"mini/task.yaml": _yaml(settings)})
 
 
 def _yaml(data: object) -> str:

@@ -13,20 +13,17 @@ Facts about 1.6.0 that the launch rests on, each seen in its source and in its r
 - Exit status 0 says nothing: after errors of the model, too, Pi ends with 0 in JSON mode.
 """
 
-from importlib import resources
 from pathlib import Path
 
-import msgspec
-
-from polar.errors import InstallError
-from polar.harnesses import node
-from polar.harnesses.install import install_once, is_complete, recipe_digest, run_tool, size_text
+from polar.harnesses.npm import NpmPackage, json_text
 from polar.harnesses.options import check_options
-from polar.harnesses.protocol import Endpoint, Launch, Report
+from polar.harnesses.protocol import Endpoint, Launch, Report, shell_probe
 from polar.sandboxes.protocol import Command
 from polar.specs import HarnessProfile, HarnessSpec, Task
 
-_PACKAGE = "@earendil-works/pi-coding-agent"
+_PACKAGE = NpmPackage(
+    "pi", "@earendil-works/pi-coding-agent", "1.6.0", ("@earendil-works/pi-coding-agent/dist/bundle/cli.js", "--version")
+)
 _PROVIDER = "polar"
 _CONTEXT_MARGIN = 4096  # tokens of the window that Pi leaves unused
 _RESERVE, _KEEP = 16384, 20000  # Pi's own defaults: free tokens below which it compacts, and recent tokens it keeps then
@@ -36,30 +33,18 @@ class Pi:
     """Pi at a pinned version, over the Chat Completions API."""
 
     name = "pi"
-    version = "1.6.0"
+    version = _PACKAGE.version
     summary = "Pi, a small coding agent: read, bash, edit, write"
-    profile = HarnessProfile("pi", "1.6.0")
+    profile = HarnessProfile("pi", _PACKAGE.version)
+    probe = shell_probe("bash")
 
     def installed(self, cache: Path) -> bool:
         """Whether Pi and a Node.js for it are there."""
-        return is_complete(self._target(cache)) and node.find(cache) is not None
+        return _PACKAGE.installed(cache)
 
     def install(self, cache: Path, report: Report) -> None:
         """Install Pi, and Node.js if the system's is too old; see `Harness.install`."""
-        runtime = node.ensure(cache, report)
-        target = self._target(cache)
-        if is_complete(target):
-            return
-
-        def build(directory: Path) -> None:
-            report(f"installing pi {self.version} from npm")
-            (directory / "package-lock.json").write_text(_lock())
-            (directory / "package.json").write_text(_manifest(self.version))
-            node.npm_ci(f"installing pi {self.version}", runtime, directory)
-            run_tool("starting pi", [str(runtime.node), str(_program(directory)), "--version"])
-            report(f"pi {self.version} is installed ({size_text(directory)})")
-
-        install_once(target, build, report)
+        _PACKAGE.install(cache, report)
 
     def check(self, spec: HarnessSpec) -> None:
         """Pi has no options."""
@@ -67,12 +52,9 @@ class Pi:
 
     def launch(self, task: Task, endpoint: Endpoint, *, cache: Path, workspace: str, home: str) -> Launch:
         """One run in JSON mode; the instruction goes to standard input, where nothing in it can be taken for an option."""
-        runtime = node.find(cache)
-        if runtime is None:
-            raise InstallError("Node.js, which pi runs on, is not installed; install the harness first")
-        target = self._target(cache)
+        runtime = _PACKAGE.runtime(cache)
         argv = (
-            *(str(runtime.node), str(_program(target))),
+            *(str(runtime.node), str(_PACKAGE.program(cache))),
             *("--print", "--mode", "json", "--no-session", "--no-extensions"),
             *("--provider", _PROVIDER, "--model", endpoint.model),
         )
@@ -82,24 +64,8 @@ class Pi:
             "PI_TELEMETRY": "0",
             "PI_SKIP_VERSION_CHECK": "1",
         }
-        command = Command(argv, environment, task.instruction, (str(target), *runtime.readable))
+        command = Command(argv, environment, task.instruction, (str(_PACKAGE.target(cache)), *runtime.readable))
         return Launch(command, {"agent/models.json": _models(task, endpoint), "agent/settings.json": _settings(endpoint)})
-
-    def _target(self, cache: Path) -> Path:
-        digest = recipe_digest(_manifest(self.version), _lock())
-        return cache.absolute() / "harnesses" / f"{self.name}-{self.version}-{digest}"
-
-
-def _program(target: Path) -> Path:
-    return target / "node_modules" / _PACKAGE / "dist" / "bundle" / "cli.js"
-
-
-def _lock() -> str:
-    return (resources.files("polar.harnesses") / "pins" / "pi.lock.json").read_text()
-
-
-def _manifest(version: str) -> str:
-    return _json({"name": "polar-pi", "private": True, "dependencies": {_PACKAGE: version}})
 
 
 def _models(task: Task, endpoint: Endpoint) -> str:
@@ -118,7 +84,7 @@ def _models(task: Task, endpoint: Endpoint) -> str:
         "apiKey": endpoint.key,
         "models": [model],
     }
-    return _json({"providers": {_PROVIDER: provider}})
+    return json_text({"providers": {_PROVIDER: provider}})
 
 
 def _settings(endpoint: Endpoint) -> str:
@@ -127,8 +93,4 @@ def _settings(endpoint: Endpoint) -> str:
         "reserveTokens": min(_RESERVE, window // 4) + _CONTEXT_MARGIN,
         "keepRecentTokens": min(_KEEP, window // 4),
     }
-    return _json({"compaction": compaction})
-
-
-def _json(data: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
+    return json_text({"compaction": compaction})

@@ -35,13 +35,27 @@ class Launch(Struct, frozen=True):
     home_files: dict[str, str] = {}
 
 
+class Turn(Struct, frozen=True):
+    """One scripted reply: what the policy says, and the tools that it calls, as (name, arguments)."""
+
+    text: str = ""
+    calls: tuple[tuple[str, dict[str, object]], ...] = ()
+
+
 class Harness(Protocol):
-    """An agent program at a pinned version."""
+    """An agent program at a pinned version.
+
+    Attributes:
+        probe: a scripted session for `polar harness check`: one call that writes `hello.txt` (holding `hello` and a newline),
+            then two calls at once that write `one.txt` and `two.txt`, then an answer, as this harness's own tools take them.
+            A harness without tools or without parallel calls comes as close as it can.
+    """
 
     name: str
     version: str
     summary: str
     profile: HarnessProfile
+    probe: tuple[Turn, ...]
 
     def installed(self, cache: Path) -> bool:
         """Whether `install` has nothing to do."""
@@ -66,3 +80,16 @@ class Harness(Protocol):
     def launch(self, task: Task, endpoint: Endpoint, *, cache: Path, workspace: str, home: str) -> Launch:
         """How to run `task`; `workspace` and `home` are paths as seen inside the sandbox."""
         ...
+
+
+def shell_probe(tool: str, argument: str = "command", **others: object) -> tuple[Turn, ...]:
+    """The probe of a harness whose `tool` runs the shell line in `argument`; `others` are arguments that it insists on."""
+
+    def run(command: str) -> tuple[str, dict[str, object]]:
+        return tool, {argument: command, **others}
+
+    return (
+        Turn("Let me write it.", (run("printf 'hello\\n' > hello.txt"),)),
+        Turn("", (run("printf 'one\\n' > one.txt"), run("printf 'two\\n' > two.txt"))),
+        Turn("Done: three files are written."),
+    )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from polar.errors import UsageError
 from polar.harnesses.options import check_options
-from polar.harnesses.protocol import Endpoint, Launch, Report
+from polar.harnesses.protocol import Endpoint, Launch, Report, Turn
 from polar.sandboxes.protocol import shell
 from polar.specs import HarnessProfile, HarnessSpec, Task
 
@@ -22,6 +22,7 @@ class Shell:
     version = ""
     summary = "any program: the shell line in the option `command`"
     profile = HarnessProfile("shell")
+    probe: tuple[Turn, ...] = ()
 
     def installed(self, cache: Path) -> bool:
         """Nothing is to be installed."""

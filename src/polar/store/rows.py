@@ -51,6 +51,10 @@ class CallBody(Struct, frozen=True, array_like=True):
     findings: tuple[Finding, ...]
     timings: CallTimings
     error: str
+    derived_from: str = ""
+    constrained: bool = False
+    normalisers: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -90,6 +94,10 @@ def encode_body(call: Call) -> bytes:
             findings=call.findings,
             timings=call.timings,
             error=call.error,
+            derived_from=call.derived_from,
+            constrained=call.constrained,
+            normalisers=call.normalisers,
+            unserved=call.unserved,
         )
     )
 
@@ -138,6 +146,10 @@ def to_call(
         findings=body.findings,
         timings=body.timings,
         error=body.error,
+        derived_from=body.derived_from,
+        constrained=body.constrained,
+        normalisers=body.normalisers,
+        unserved=body.unserved,
     )
 
 

@@ -12,7 +12,7 @@ import xxhash
 from msgspec import Struct
 
 from polar.chat import Message, Tool
-from polar.ids import parse_tool_call_id
+from polar.ids import parse_minted
 
 _canonical = msgspec.json.Encoder(order="sorted")
 
@@ -116,8 +116,9 @@ def system_text(messages: Sequence[Message]) -> str:
 
 
 def _named_call(message: Message) -> str:
-    """The call that a reply's tool-call ids name; "" where there is none or they disagree."""
-    named = {parsed[0] for call in message.tool_calls if (parsed := parse_tool_call_id(call.id))}
+    """The call that a reply's own identifiers name; "" where there is none or they disagree."""
+    minted = (*(call.id for call in message.tool_calls), *message.minted)
+    named = {parsed[0] for value in minted if (parsed := parse_minted(value))}
     return named.pop() if len(named) == 1 else ""
 
 

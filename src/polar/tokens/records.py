@@ -49,11 +49,13 @@ class ChoiceRecord(Struct, frozen=True):
     Attributes:
         node: the sampled node; None where nothing was sampled.
         message: the assistant message as the harness got it.
+        stop_sequence: the requested stop text that ended it; the sampled node keeps that text, the message does not.
     """
 
     node: int | None
     finish_reason: FinishReason | Literal["abort"]
     message: Message
+    stop_sequence: str = ""
 
 
 class CallTimings(Struct, frozen=True, omit_defaults=True):
@@ -81,6 +83,10 @@ class Call(Struct, frozen=True, omit_defaults=True):
         fork_reason: why the prompt is not spliced from stored ids (`history_rewritten`, `tools_changed`, …); "" if it is.
         delivered: the reply's last byte went out.
         replaces: the call that this one supersedes (a hung-up stream that was asked again).
+        derived_from: for a root or a fork after a compaction, the call that wrote the summary it stands on.
+        constrained: sampled under a grammar (`response_format`): the log-probabilities are of the masked distribution (L05).
+        normalisers: names of what was read as if it were not there, or spelled otherwise than we sent it.
+        unserved: names of what the harness asked and the policy was not given.
     """
 
     call_id: str
@@ -106,6 +112,10 @@ class Call(Struct, frozen=True, omit_defaults=True):
     parent_call: str = ""
     fork_reason: str = ""
     replaces: str = ""
+    derived_from: str = ""
+    constrained: bool = False
+    normalisers: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
     delivered: bool = False
     stream: bool = False
     headers: dict[str, str] = {}
