@@ -27,6 +27,7 @@ ExcludedReason = Literal[
     "untrusted",  # a detector refused the call's tokens
     "auxiliary",  # title, quota and summary calls
     "constrained",  # sampled under a grammar whose mask is not stored
+    "stop_tail",  # sampled after a stop text that the harness asked for, before the engine could be stopped
     "no_reward",  # the session ended without a reward: infrastructure failed, or it was cancelled
 ]
 

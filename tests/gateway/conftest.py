@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 from tokenizers import Tokenizer
@@ -28,6 +29,7 @@ class Stand:
     gateway: Gateway
     engine: ScriptedEngine
     capture: Path
+    renderer: Renderer
 
     @property
     def log(self) -> list[Logged]:
@@ -41,6 +43,12 @@ class Stand:
     def client(self, key: str) -> openai.AsyncOpenAI:
         """The real SDK, which knows the session by its path."""
         return openai.AsyncOpenAI(base_url=f"{self.gateway.base_url(key)}/v1", api_key="any", max_retries=0)
+
+    async def post(self, key: str, body: object) -> int:
+        """Status of a bare request to Chat Completions."""
+        url = f"{self.gateway.base_url(key)}/v1/chat/completions"
+        async with aiohttp.request("POST", url, json=body) as reply:
+            return reply.status
 
     async def captured(self, session_id: str) -> Captured:
         await self.gateway.sessions.freeze(session_id)
@@ -71,7 +79,7 @@ def serve(smollm2_dir: Path, policy_tokenizer: Tokenizer, policy_renderer: Rende
             client = VllmEngine(url)
             try:
                 async with gateway(client, policy_renderer, tmp_path / "capture.db", port=port) as running:
-                    yield Stand(running, engine, tmp_path / "capture.db")
+                    yield Stand(running, engine, tmp_path / "capture.db", policy_renderer)
             finally:
                 await client.close()
 

@@ -228,7 +228,7 @@ async def staged(renderer: Renderer, path: Path, profile: HarnessProfile = Harne
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
     engine, store = PuppetEngine(renderer.stop_ids[0]), PuppetStore(path)
     sessions = Sessions(store, renderer, INFO.model)
-    app = GatewayApp(sessions, Backend(engine, INFO, store), (OpenAIChat(),))
+    app = GatewayApp(sessions, Backend(engine, INFO, store, path), (OpenAIChat(),))
     opened = await sessions.open(task_id="t", profile=profile, sampling=SamplingSpec())
     try:
         yield Stage(app, sessions, engine, store, path, opened.session_id, opened.key)

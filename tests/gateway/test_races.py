@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from polar.errors import EngineError, StoreError
 from polar.gateway import app as app_module
-from polar.gateway import calls as calls_module
+from polar.gateway import generation as generation_module
 from polar.specs import HarnessProfile, Int32Array
 from polar.tokens.history import History, Plan
 from polar.tokens.rendering import Renderer
@@ -218,7 +218,7 @@ async def test_an_engine_that_never_speaks_is_left_in_peace_until_the_client_goe
 ) -> None:
     monkeypatch.setattr(app_module, "HEADERS_AFTER", 0.01)
     monkeypatch.setattr(app_module, "KEEP_ALIVE_EVERY", 0.01)
-    monkeypatch.setattr(calls_module, "ABORT_PATIENCE", 0.05)
+    monkeypatch.setattr(generation_module, "ABORT_PATIENCE", 0.05)
     async with stage() as s:
         s.engine.deaf = True
         client = s.ask(stream=True)
@@ -252,7 +252,7 @@ async def test_a_parser_that_breaks_fails_the_call_and_no_other(
         client = s.ask(stream=stream)
         generation = await s.engine.generation(0)
         (run,) = s.sessions.by_id(s.session_id).runs
-        monkeypatch.setattr(run._parser, "push", lambda ids: 1 // 0)
+        monkeypatch.setattr(run._choices[0]._parser, "push", lambda ids: 1 // 0)
         generation.say(hello)
         await client.task
         assert (client.status, generation.closed) == (500, True)

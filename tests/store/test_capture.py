@@ -154,6 +154,7 @@ async def test_every_field_of_a_call_comes_back(store: CaptureStore, path: Path)
         fork_reason="history_rewritten",
         replaces="c2abcdefgh",
         derived_from="c0abcdefgh",
+        tail=2,
         constrained=True,
         normalisers=("cache_control",),
         unserved=("service_tier",),

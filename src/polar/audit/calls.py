@@ -92,9 +92,14 @@ def check_sampled(calls: Sequence[Call], ground: Ground, renderer: Renderer | No
     for call in calls:
         nodes = [ground.nodes[node] for node in _sampled(call)]
         counted = sum(len(node.ids) for node in nodes)
-        if (nodes or call.status == "ok") and counted != call.sampled:
+        if (nodes or call.status == "ok") and counted + call.tail != call.sampled:
             yield Finding("T08", f"the call sampled {call.sampled} tokens, {counted} are stored", call.call_id)
-    stopped = {choice.node for call in calls for choice in call.choices if choice.finish_reason in ("stop", "tool_calls")}
+    stopped = {
+        choice.node
+        for call in calls
+        for choice in call.choices
+        if choice.finish_reason in ("stop", "tool_calls") and not choice.stop_sequence
+    }
     for node in ground.nodes:
         if node.kind == "sampled":
             yield from _check_node(node, node.node_id in stopped, renderer)
@@ -136,8 +141,13 @@ def _check_reply(call: Call, number: int, node: Node, renderer: Renderer) -> Ite
     parser.push(node.ids.tolist())
     _, parsed = parser.finish()
     told = (message.text, message.reasoning, tuple((tool.name, tool.arguments) for tool in message.tool_calls))
-    if told != (parsed.text, parsed.reasoning, parsed.tool_calls):
+    if told != (_shown(parsed.text, call.choices[number].stop_sequence), parsed.reasoning, parsed.tool_calls):
         yield Finding("reply", f"choice {number} told the harness something else than its {len(node.ids)} ids say", call.call_id)
+
+
+def _shown(text: str, stop: str) -> str:
+    """What a harness is shown of a text that a stop text ended."""
+    return text.partition(stop)[0] if stop else text
 
 
 def check_messages(captured: Captured) -> Iterator[Finding]:
@@ -151,7 +161,8 @@ def check_messages(captured: Captured) -> Iterator[Finding]:
     for call in captured.calls:
         messages = [captured.messages[digest] for digest in call.message_hashes]
         # A call that failed before its prompt was planned has no fingerprint.
-        if call.chain and chain_values(call.tools_hash, messages)[-1] != call.chain:
+        trim = "trim_text" in call.normalisers
+        if call.chain and chain_values(call.tools_hash, messages, trim=trim)[-1] != call.chain:
             yield Finding("message", "its fingerprint is not that of its messages", call.call_id)
 
 

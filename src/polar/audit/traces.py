@@ -140,10 +140,13 @@ def recount(calls: Sequence[Call], ground: Ground, reward: float | None) -> Acco
     for call in calls:
         if call.call_id in reasons:
             excluded[reasons[call.call_id]] += call.sampled
-        elif reward is None and call.sampled:
-            excluded["no_reward"] += call.sampled
+            continue
+        if call.tail:
+            excluded["stop_tail"] += call.tail
+        if reward is None and call.sampled > call.tail:
+            excluded["no_reward"] += call.sampled - call.tail
         else:
-            trained += call.sampled
+            trained += call.sampled - call.tail
     return Accounting(sum(call.sampled for call in calls), trained, dict(excluded))
 
 
@@ -154,6 +157,8 @@ def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReaso
     for call in calls:
         if not call.delivered and not _arrived(call, calls, ground):
             reasons[call.call_id] = "undelivered"
+        if call.constrained:
+            reasons[call.call_id] = "constrained"
         if call.kind == "auxiliary":
             reasons[call.call_id] = "auxiliary"
         if call.status == "aborted":

@@ -6,7 +6,7 @@ An engine generates token by token and says which weights sampled each token. It
 from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from polar.chat import Usage
 from polar.specs import Float32Array, Int32Array, VersionSpan
@@ -16,13 +16,18 @@ LogprobsMode = Literal["raw", "processed"]
 
 
 class ResolvedSampling(Struct, frozen=True):
-    """What the engine is told: task, harness and room have been settled. `top_k` 0 is "off"."""
+    """What the engine is told: task, harness and room have been settled. `top_k` 0 is "off".
+
+    Attributes:
+        json_schema: what the sampled text must fit, for an engine that `constrains`; None for free text.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    json_schema: Raw | None = None
 
 
 class Generated(Struct, frozen=True):
@@ -49,11 +54,13 @@ class EngineInfo(Struct, frozen=True):
         model: served name.
         model_path: directory of the model's tokenizer, as the engine names it; empty if it does not say.
         max_model_len: tokens of prompt and reply together.
+        constrains: it can sample under a JSON schema.
     """
 
     model: str
     model_path: str
     max_model_len: int
+    constrains: bool = False
 
 
 class Engine(Protocol):

@@ -34,6 +34,12 @@ GOODBYE_SECONDS = 2.0  # how long close() waits for aborts still on their way
 T = TypeVar("T")
 
 
+class _StructuredOutputs(Struct):
+    """`json` is a JSON schema."""
+
+    json: Raw
+
+
 class _SamplingParams(Struct, omit_defaults=True):
     """`top_k` 0 is vLLM's "off" too. Every other field is sent, so that no default of the model's files sneaks in (L04)."""
 
@@ -44,6 +50,7 @@ class _SamplingParams(Struct, omit_defaults=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    structured_outputs: _StructuredOutputs | None = None
 
 
 class _StreamOptions(Struct):
@@ -104,6 +111,7 @@ class _Scored(Struct):
 
 class _Model(Struct):
     id: str
+    owned_by: str = ""
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
@@ -183,7 +191,7 @@ class VllmEngine:
         base = next((model for model in models if model.parent is None), None)
         if base is None or base.max_model_len is None:
             raise EngineError(f"the engine at {self.url} names no base model with a max_model_len in /v1/models")
-        return EngineInfo(base.id, base.root or "", base.max_model_len)
+        return EngineInfo(base.id, base.root or "", base.max_model_len, constrains=base.owned_by == "vllm")
 
     async def score(self, ids: Int32Array) -> Float32Array:
         """Log-probability of each of `ids[1:]` given what is before it, by prefill; float32[n - 1].
@@ -244,6 +252,7 @@ class VllmEngine:
             top_k=sampling.top_k,
             logprobs=0,
             stop_token_ids=sampling.stop_token_ids,
+            structured_outputs=None if sampling.json_schema is None else _StructuredOutputs(sampling.json_schema),
         )
         ids = self._ids.encode(prompt_ids)
         return _ENCODER.encode(_GenerateRequest(ids, params, request_id, True, _StreamOptions()))

@@ -8,10 +8,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import xxhash
 
-from polar.chat import ChatRequest, Delta, ReasoningDelta, TextDelta
+from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, TextDelta
 from polar.dialects.protocol import JSON, Dialect, EventWriter, Fault, FaultKind, ModelCard, Route, Target
 from polar.errors import (
     ContextLengthExceeded,
@@ -25,7 +26,9 @@ from polar.errors import (
     UnknownRoute,
 )
 from polar.gateway.calls import Arrival, Backend, CallRun, reply_of
+from polar.gateway.previous import follow
 from polar.gateway.sessions import LiveSession, Sessions
+from polar.tokens.normalisers import normalise
 from polar.tokens.records import Call
 
 log = logging.getLogger(__name__)
@@ -110,7 +113,7 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
         connection = Connection(scope, receive, send)
-        key, path = split_key(connection.path, connection.headers)
+        key, path = split_key(connection.path, connection.query, connection.headers)
         target = Target(connection.method, path, connection.query, connection.headers)
         dialect, route = self._find(target)
         try:
@@ -155,14 +158,14 @@ class GatewayApp:
 
     async def _count(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
         """Tokens that this request would send to the engine; nothing is recorded."""
-        request = _parse(dialect, target, await connection.body(), session)
+        request = await self._read(dialect, target, await connection.body(), session)
         tokens = await session.count(request)
         await connection.respond(200, dialect.token_count(tokens))
 
     async def _generate(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
         received = time.time()
         body = await connection.body()
-        request = _parse(dialect, target, body, session)
+        request = await self._read(dialect, target, body, session)
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
         request_hash = xxhash.xxh3_128_hexdigest(f"{dialect.name} {target.path}?{target.query} ".encode() + body)
         arrival = Arrival(request, dialect.name, request_hash, headers, received)
@@ -174,6 +177,15 @@ class GatewayApp:
             await self._stream(connection, dialect, arrival, self._run(session, arrival))
         else:
             await self._whole(connection, dialect, arrival, self._run(session, arrival))
+
+    async def _read(self, dialect: Dialect, target: Target, body: bytes, session: LiveSession) -> ChatRequest:
+        """The request, normalised; the session remembers a refusal, which no call records."""
+        try:
+            request = await follow(dialect.parse(target, body), session, self._backend.capture)
+        except InvalidRequest as error:
+            session.refused, session.refused_last = str(error), True
+            raise
+        return normalise(request, session.stored.profile.normalisers)
 
     def _run(self, session: LiveSession, arrival: Arrival) -> CallRun:
         """The run that answers this request: one in progress whose client has gone, or a new one."""
@@ -195,7 +207,7 @@ class GatewayApp:
                 return
             if run.error is not None or run.call is None:
                 raise run.error or EngineError("the call ended without an outcome")
-            await connection.respond(200, dialect.reply(arrival.request, reply_of(run.call)))
+            await connection.respond(200, dialect.reply(arrival.request, _reply(run.session, run.call, arrival)))
             self._delivered(connection, run.session, run.call)
         finally:
             waiting.cancel()
@@ -213,7 +225,7 @@ class GatewayApp:
                 await connection.start(200, writer.content_type)
                 await connection.send(writer.start(), more=True)
                 await self._send_deltas(connection, writer, run, deltas)
-                await self._send_end(connection, writer, run)
+                await self._send_end(connection, writer, arrival, run)
         finally:
             watcher.cancel()
             if connection.gone:
@@ -229,19 +241,19 @@ class GatewayApp:
                 return
             deltas = await run.feed.take(KEEP_ALIVE_EVERY)
 
-    async def _send_end(self, connection: Connection, writer: EventWriter, run: CallRun) -> None:
+    async def _send_end(self, connection: Connection, writer: EventWriter, arrival: Arrival, run: CallRun) -> None:
         if connection.gone:
             return
         if run.error is not None or run.call is None:
             fault = describe(run.error or EngineError("the call ended without an outcome"))
             await connection.send(writer.error(fault), more=False)
         else:
-            await connection.send(writer.finish(reply_of(run.call)), more=False)
+            await connection.send(writer.finish(_reply(run.session, run.call, arrival)), more=False)
             self._delivered(connection, run.session, run.call)
 
     async def _replay(self, connection: Connection, dialect: Dialect, session: LiveSession, arrival: Arrival, call: Call) -> None:
         """Send a committed answer again, whose first delivery failed (D9)."""
-        reply = reply_of(call)
+        reply = _reply(session, call, arrival)
         if not arrival.request.stream:
             await connection.respond(200, dialect.reply(arrival.request, reply))
         else:
@@ -270,13 +282,8 @@ class GatewayApp:
             log.warning("delivery of call %s is not noted: %s", call_id, error)
 
 
-def _parse(dialect: Dialect, target: Target, body: bytes, session: LiveSession) -> ChatRequest:
-    """The request; the session remembers a refusal, which no call records."""
-    try:
-        return dialect.parse(target, body)
-    except InvalidRequest as error:
-        session.refused, session.refused_last = str(error), True
-        raise
+def _reply(session: LiveSession, call: Call, arrival: Arrival) -> Reply:
+    return reply_of(call, session.history, logprobs=arrival.request.logprobs)
 
 
 async def _watch(connection: Connection, run: CallRun) -> None:
@@ -286,15 +293,18 @@ async def _watch(connection: Connection, run: CallRun) -> None:
     run.stop()
 
 
-def split_key(path: str, headers: dict[str, str]) -> tuple[str, str]:
-    """Model key and the rest of the path; the key "" where none was sent."""
+def split_key(path: str, query: str, headers: dict[str, str]) -> tuple[str, str]:
+    """Model key and the rest of the path; the key "" where none was sent. Where several were, the path's counts."""
     if path.startswith("/s/"):
         key, slash, rest = path[3:].partition("/")
         return key, slash + rest
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip(), path
-    return headers.get("x-api-key", headers.get("x-goog-api-key", "")), path
+    for name in ("x-api-key", "x-goog-api-key", "api-key"):
+        if name in headers:
+            return headers[name], path
+    return "".join(parse_qs(query).get("key", [])[:1]), path
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:

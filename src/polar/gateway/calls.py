@@ -7,42 +7,42 @@ exists before the commit, because the reply is made from the committed record.
 import asyncio
 import logging
 import time
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import xxhash
 
-from polar.chat import ChatRequest, Choice, FinishReason, Message, Reply, TextPart, ToolCall, Usage
-from polar.engines.protocol import Engine, EngineInfo, Generated, ResolvedSampling
-from polar.errors import CaptureError, ContextLengthExceeded, EngineError, PolarError, RequestError, StoreError
+from polar.chat import ChatRequest, Choice, Delta, ImagePart, Reply, TokenLogprob, Usage
+from polar.engines.protocol import Engine, EngineInfo, ResolvedSampling
+from polar.errors import CaptureError, ContextLengthExceeded, PolarError, RequestError, StoreError
 from polar.gateway.feed import Feed
-from polar.ids import new_call_id, tool_call_id
-from polar.specs import Finding, Int32Array, SamplingSpec, VersionSpan
+from polar.gateway.generation import Generation
+from polar.gateway.kinds import call_kind
+from polar.ids import new_call_id
+from polar.specs import CallKind, Finding, Int32Array, SamplingSpec
 from polar.store.capture import CaptureStore
-from polar.tokens.detectors import check_counts, check_logprobs, check_stop, check_versions
-from polar.tokens.history import Plan, prompt_hash
+from polar.tokens.history import History, Plan, prompt_hash
 from polar.tokens.lineage import tools_root
 from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Node, Position
-from polar.tokens.rendering import ParsedReply
 
 if TYPE_CHECKING:
     from polar.gateway.sessions import LiveSession
 
 log = logging.getLogger(__name__)
 ENCODE_ON_LOOP = 8192  # characters; more text is encoded in a thread
-ABORT_PATIENCE = 5.0  # seconds that an engine has to end an aborted stream
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What every call of a gateway uses."""
+    """What every call of a gateway uses. `capture` is the file that `store` writes."""
 
     engine: Engine
     info: EngineInfo
     store: CaptureStore
+    capture: Path
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,6 @@ class Arrival:
     request_hash: str
     headers: dict[str, str]
     received: float
-
-
-@dataclass
-class _Sampled:
-    """What has come from the engine so far."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str = ""
-    versions: tuple[VersionSpan, ...] = ()
-    usage: Usage | None = None
 
 
 class CallRun:
@@ -91,19 +80,17 @@ class CallRun:
         self._arrival = arrival
         self._bodies = addressed(arrival.request)
         self._replaces = replaces
-        self._parser = session.history.renderer.parser()
         self._plan: Plan | None = None
+        self._kind: CallKind = "agent"
         self._prompt = Position()
         self._prompt_ids: Int32Array = np.empty(0, np.int32)
         self._sampling: ResolvedSampling | None = None
-        self._sampled = _Sampled()
-        self._parsed: ParsedReply | None = None
-        self._node: int | None = None
-        self._times = {"received": arrival.received}
+        self._nodes: dict[int, int] = {}
+        self._sent = 0.0
+        self._committed = 0.0
         self.stopped = False
-        self._generating = False
-        self._limit = asyncio.timeout(None)
-        self._abort: asyncio.Task[None] | None = None
+        parser, sampling = session.history.renderer.parser, arrival.request.sampling
+        self._choices = [Generation(self.call_id, index, parser(), sampling.stop) for index in range(sampling.n)]
         self._task: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
 
@@ -118,12 +105,11 @@ class CallRun:
 
     def stop(self) -> None:
         """Abort the generation on the engine; what was sampled is recorded as `aborted`."""
-        if self.stopped or self._sampled.finish or self.feed.ended:
+        if self.stopped or self.feed.ended or all(choice.over for choice in self._choices):
             return
         self.stopped = True
-        if self._generating:
-            self._limit.reschedule(asyncio.get_running_loop().time() + ABORT_PATIENCE)
-            self._abort = asyncio.create_task(self._abort_upstream())
+        for choice in self._choices:
+            choice.stop()
 
     def leave(self, grace: float) -> None:
         """The client has gone: go on for `grace` seconds in which a retry may `join`, then stop."""
@@ -152,89 +138,78 @@ class CallRun:
             self.feed.end()
 
     async def _prepare(self) -> None:
-        history, request = self.session.history, self._arrival.request
+        session, request = self.session, self._arrival.request
+        history = session.history
         plan = self._plan = history.plan(request.messages, request.tools)
+        rules = session.stored.profile.kinds
+        self._kind = call_kind(rules, request, self._arrival.headers, plan, session.calls, session.threads)
         ids = history.render(plan) if plan.size < ENCODE_ON_LOOP else await asyncio.to_thread(history.render, plan)
         self._prompt = history.place(plan, ids, self.call_id)
         self._prompt_ids = history.tree.path(self._prompt)
         room = self._backend.info.max_model_len - len(self._prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(len(self._prompt_ids), self._backend.info.max_model_len)
-        self._sampling = resolve(self.session.stored.sampling, request, room, history.renderer.stop_ids)
+        constrains = self._backend.info.constrains
+        self._sampling = resolve(session.stored.sampling, request, room, history.renderer.stop_ids, constrains=constrains)
 
     async def _generate(self) -> None:
+        """All choices side by side; the first failure ends the others."""
         assert self._sampling is not None
         if self.stopped:
             return
-        self._times["sent"] = time.time()
-        chunks = self._backend.engine.generate(self.call_id, self._prompt_ids, self._sampling)
+        self._sent = time.time()
+        engine, ids, sampling, put = self._backend.engine, self._prompt_ids, self._sampling, self.feed.put
+        if len(self._choices) == 1:
+            await self._choices[0].run(engine, ids, sampling, put)
+            return
         try:
-            async with self._limit, aclosing(chunks):
-                self._generating = True
-                async for chunk in chunks:
-                    self._take(chunk)
-        except TimeoutError:
-            log.warning("call %s: the engine did not end an aborted generation in %s s", self.call_id, ABORT_PATIENCE)
-        finally:
-            self._generating = False
-
-    def _take(self, chunk: Generated) -> None:
-        sampled = self._sampled
-        if chunk.ids:
-            self._times["last_token"] = time.time()
-            self._times.setdefault("first_token", self._times["last_token"])
-            sampled.ids.extend(chunk.ids)
-            sampled.logprobs.extend(chunk.logprobs)
-            self.feed.put(self._parser.push(chunk.ids))
-        if chunk.finish is not None:
-            sampled.finish, sampled.versions, sampled.usage = chunk.finish, chunk.versions, chunk.usage
-
-    async def _abort_upstream(self) -> None:
-        try:
-            await self._backend.engine.abort(self.call_id)
-        except EngineError as error:
-            log.warning("abort of call %s: %s", self.call_id, error)
+            async with asyncio.TaskGroup() as group:
+                for choice in self._choices:
+                    group.create_task(choice.run(engine, ids, sampling, put))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _settle(self) -> None:
         """Check the tokens, commit them, and only then let the reply exist."""
-        deltas, parsed = self._parser.finish()
-        if self.stopped or self._sampled.finish == "abort":
-            self._parsed, self._node = parsed, self._node_if_whole()
-            await self._commit(self._record("aborted", parsed, self._node))
+        deltas = [delta for choice in self._choices for delta in choice.read()]
+        if self.stopped or any(choice.finish == "abort" and not choice.stop_sequence for choice in self._choices):
+            self._hang_whole()
+            await self._commit(self._record("aborted"))
             self.error = CaptureError("aborted", "the generation was aborted")
             return
-        self._parsed, self._node = parsed, self._hang(self._check())
-        call = self._record("ok", parsed, self._node)
+        for choice in self._choices:
+            choice.check(len(self._prompt_ids), self.session.history.renderer.stop_ids)
+        for choice in self._choices:
+            self._hang(choice)
+        await self._answer(deltas)
+
+    async def _answer(self, deltas: list[Delta]) -> None:
+        call, messages = self._record("ok"), self._arrival.request.messages
         await self._commit(call)
-        self.session.history.answered(call, self._arrival.request.messages)
+        self.session.history.answered(call, messages)
+        self.session.threads.note(call, messages, has_tools=bool(self._arrival.request.tools))
         self.feed.put(deltas)
 
-    def _check(self) -> tuple[VersionSpan, ...]:
-        """The version spans of tokens that can be trusted; raises `CaptureError` for others."""
-        sampled = self._sampled
-        check_counts(sampled.ids, sampled.logprobs, len(self._prompt_ids), sampled.usage)
-        check_logprobs(np.asarray(sampled.logprobs, np.float32))
-        check_stop(sampled.ids, sampled.finish == "stop", self.session.history.renderer.stop_ids)
-        return check_versions(sampled.versions, len(sampled.ids))
+    def _hang_whole(self) -> None:
+        """Nodes for those aborted generations of which the engine told all; others are only counted."""
+        for choice in self._choices:
+            try:
+                choice.check(len(self._prompt_ids), self.session.history.renderer.stop_ids)
+            except CaptureError:
+                continue
+            self._hang(choice)
 
-    def _node_if_whole(self) -> int | None:
-        """The aborted tokens' node, if the engine told all about them; else they are only counted."""
-        try:
-            return self._hang(self._check())
-        except CaptureError:
-            return None
-
-    def _hang(self, versions: tuple[VersionSpan, ...]) -> int:
-        ids = np.asarray(self._sampled.ids, np.int32)
-        logprobs = np.asarray(self._sampled.logprobs, np.float32)
-        return self.session.history.tree.add_sampled(self._prompt, ids, logprobs, versions, self.call_id, 0).node_id
+    def _hang(self, choice: Generation) -> None:
+        ids, logprobs, versions = choice.kept()
+        tree = self.session.history.tree
+        self._nodes[choice.choice] = tree.add_sampled(self._prompt, ids, logprobs, versions, self.call_id, choice.choice).node_id
 
     async def _fail(self, error: PolarError) -> None:
         self.error = error
         code = error.code if isinstance(error, CaptureError | RequestError) else type(error).__name__
         findings = (Finding(code, str(error), self.call_id),)
         try:
-            await self._commit(self._record("failed", self._parsed, self._node, findings, str(error)))
+            await self._commit(self._record("failed", findings, str(error)))
         except Exception as unstored:  # whatever it is, the run has to end, or nobody could freeze its session
             log.error("call %s failed (%s) and could not be recorded: %s", self.call_id, error, unstored)
 
@@ -257,7 +232,7 @@ class CallRun:
                     session.unstored[call.call_id] = (call, bodies)
                 raise
             session.stored_bodies.update(bodies)
-        self._times["committed"] = time.time()
+        self._committed = time.time()
         self.call = self.session.calls[call.call_id] = call
 
     async def _store(self, nodes: list[Node], call: Call, bodies: dict[str, bytes]) -> None:
@@ -275,27 +250,17 @@ class CallRun:
                 return
         await store.commit(session_id, nodes, [call], bodies)
 
-    def _record(
-        self,
-        status: CallStatus,
-        parsed: ParsedReply | None,
-        node: int | None,
-        findings: tuple[Finding, ...] = (),
-        error: str = "",
-    ) -> Call:
+    def _record(self, status: CallStatus, findings: tuple[Finding, ...] = (), error: str = "") -> Call:
         arrival, plan = self._arrival, self._plan
-        choices: tuple[ChoiceRecord, ...] = ()
-        if parsed is not None:
-            findings += tuple(Finding(name, "in the reply", self.call_id) for name in parsed.findings)
-            choices = (ChoiceRecord(node, self._finish_reason(parsed), self._message(parsed)),)
+        request = arrival.request
         return Call(
             call_id=self.call_id,
             session_id=self.session.session_id,
             ordinal=self._ordinal,
             dialect=arrival.dialect,
-            model=arrival.request.model,
+            model=request.model,
             engine=self._backend.engine.name,
-            kind="agent",
+            kind=self._kind,
             status=status,
             prompt=self._prompt,
             prompt_tokens=len(self._prompt_ids),
@@ -303,53 +268,118 @@ class CallRun:
             request_hash=self.request_hash,
             message_hashes=tuple(digest for digest, _ in self._bodies[:-1]),
             tools_hash=self._bodies[-1][0],
-            choices=choices,
+            choices=tuple(self._choice(choice) for choice in self._choices if choice.parsed is not None),
             logprobs_mode=self._backend.engine.logprobs_mode,
             chain=plan.chain if plan else "",
-            requested=arrival.request.sampling,
+            requested=request.sampling,
             resolved=_numbers(self._sampling),
-            sampled=len(self._sampled.ids),
+            sampled=sum(len(choice.ids) for choice in self._choices),
+            tail=sum(choice.tail for choice in self._choices),
             parent_call=plan.parent_call if plan else "",
             fork_reason=plan.continuation.fork_reason if plan else "",
             replaces=self._replaces,
-            stream=arrival.request.stream,
+            derived_from=self._derived_from(),
+            constrained=self._sampling is not None and self._sampling.json_schema is not None,
+            normalisers=self._normalisers(),
+            unserved=unserved(request, self._sampling),
+            stream=request.stream,
             headers=arrival.headers,
-            extra=arrival.request.extra,
-            findings=findings,
-            timings=CallTimings(**self._times),
+            extra=request.extra,
+            findings=self._odd() + findings,
+            timings=self._timings(),
             error=error,
         )
 
-    def _finish_reason(self, parsed: ParsedReply) -> FinishReason | Literal["abort"]:
-        if self._sampled.finish == "stop":
-            return "tool_calls" if parsed.tool_calls else "stop"
-        return "length" if self._sampled.finish == "length" else "abort"
+    def _choice(self, choice: Generation) -> ChoiceRecord:
+        finish = choice.finish_reason() or "abort"
+        return ChoiceRecord(self._nodes.get(choice.choice), finish, choice.message(), choice.stop_sequence)
 
-    def _message(self, parsed: ParsedReply) -> Message:
-        calls = tuple(
-            ToolCall(tool_call_id(self.call_id, 0, index), name, arguments)
-            for index, (name, arguments) in enumerate(parsed.tool_calls)
-        )
-        return Message("assistant", (TextPart(parsed.text),) if parsed.text else (), parsed.reasoning, calls)
+    def _odd(self) -> tuple[Finding, ...]:
+        """What was odd in the replies, once each."""
+        names = {name: None for choice in self._choices if choice.parsed for name in choice.parsed.findings}
+        return tuple(Finding(name, "in the reply", self.call_id) for name in names)
+
+    def _derived_from(self) -> str:
+        if self._plan is None or self._plan.continuation.reply is not None or self._kind == "compaction":
+            return ""
+        return self.session.threads.origin(self._arrival.request.messages)
+
+    def _normalisers(self) -> tuple[str, ...]:
+        """What was read as if it were not there, or came back spelled otherwise than it was sent."""
+        request, profile = self._arrival.request, self.session.stored.profile
+        names = [*request.normalised, *(name for name in profile.normalisers if name == "trim_text")]
+        if request.messages and request.messages[-1].role == "assistant":
+            names.append("prefill_closed")  # T18: the message is closed, and a new turn is opened
+        return (*names, *self._respelled())
+
+    def _respelled(self) -> tuple[str, ...]:
+        """T02, T03: how the reply that this prompt continues differs from what was sent."""
+        plan = self._plan
+        if plan is None or plan.continuation.reply is None or (parent := self.session.calls.get(plan.parent_call)) is None:
+            return ()
+        came = self._arrival.request.messages[plan.continuation.known - 1]
+        sent = parent.choices[plan.continuation.reply.choice].message
+        differing = {
+            "arguments_respelled": [call.arguments for call in came.tool_calls] != [call.arguments for call in sent.tool_calls],
+            "reasoning_changed": came.reasoning != sent.reasoning,
+            "text_trimmed": came.text != sent.text,
+        }
+        return tuple(name for name, differs in differing.items() if differs)
+
+    def _timings(self) -> CallTimings:
+        firsts = [choice.first for choice in self._choices if choice.first]
+        lasts = [choice.last for choice in self._choices]
+        return CallTimings(self._arrival.received, self._sent, min(firsts, default=0.0), max(lasts), self._committed)
 
 
-def reply_of(call: Call) -> Reply:
+def reply_of(call: Call, history: History, *, logprobs: bool) -> Reply:
     """What a harness is told of a committed call; the same for its first delivery and for a replay."""
     choices: list[Choice] = []
     for choice in call.choices:
         if choice.finish_reason == "abort":
             raise CaptureError("aborted", f"call {call.call_id} has no reply")
-        choices.append(Choice(choice.message, choice.finish_reason, choice.stop_sequence))
-    usage = Usage(call.prompt_tokens, call.sampled)
+        tokens = _token_logprobs(choice, history) if logprobs else ()
+        choices.append(Choice(choice.message, choice.finish_reason, choice.stop_sequence, tokens))
+    usage = Usage(call.prompt_tokens, call.sampled - call.tail)
     return Reply(call.call_id, call.model, int(call.timings.received), tuple(choices), usage)
 
 
-def resolve(task: SamplingSpec, request: ChatRequest, room: int, stop_ids: tuple[int, ...]) -> ResolvedSampling:
-    """Sampling belongs to the trainer (D18); `max_tokens` is the least of harness, task and room (tokens)."""
+def _token_logprobs(choice: ChoiceRecord, history: History) -> tuple[TokenLogprob, ...]:
+    node = history.tree.nodes[choice.node] if choice.node is not None else None
+    if node is None or node.logprobs is None:
+        return ()
+    pairs = zip(node.ids.tolist(), node.logprobs.tolist(), strict=True)
+    return tuple(TokenLogprob(history.renderer.decode([token]), logprob) for token, logprob in pairs)
+
+
+def resolve(
+    task: SamplingSpec, request: ChatRequest, room: int, stop_ids: tuple[int, ...], *, constrains: bool = False
+) -> ResolvedSampling:
+    """Sampling belongs to the trainer (D18); `max_tokens` is the least of harness, task and room (tokens).
+
+    A schema binds the whole reply, so it is followed only where the request has no tools.
+    """
     limits = [limit for limit in (request.sampling.max_tokens, task.max_tokens, room) if limit is not None]
     return ResolvedSampling(
-        max_tokens=min(limits), temperature=task.temperature, top_p=task.top_p, top_k=task.top_k, stop_token_ids=stop_ids
+        max_tokens=min(limits),
+        temperature=task.temperature,
+        top_p=task.top_p,
+        top_k=task.top_k,
+        stop_token_ids=stop_ids,
+        json_schema=request.json_schema if constrains and not request.tools else None,
     )
+
+
+def unserved(request: ChatRequest, sampling: ResolvedSampling | None) -> tuple[str, ...]:
+    """Names of what was asked and the policy was not given: the dialect's, and what engine and renderer cannot do."""
+    names = list(request.unserved)
+    if request.tool_choice not in ("auto", "none"):
+        names.append("tool_choice")
+    if request.json_schema is not None and (sampling is None or sampling.json_schema is None):
+        names.append("response_format")
+    if any(isinstance(part, ImagePart) for message in request.messages for part in message.content):
+        names.append("image")
+    return tuple(dict.fromkeys(names))
 
 
 def addressed(request: ChatRequest) -> list[tuple[str, bytes]]:

@@ -72,7 +72,7 @@ async def gateway(
         sessions = Sessions(store, renderer, info.model)
         with contextlib.closing(CaptureReader.open(capture)) as reader:
             restored = sessions.restore(reader)
-        app = GatewayApp(sessions, Backend(engine, info, store), DIALECTS)
+        app = GatewayApp(sessions, Backend(engine, info, store, capture), DIALECTS)
         stack.push_async_callback(app.drain)
         address = f"[{host}]" if ":" in host else host
         running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, info, restored)

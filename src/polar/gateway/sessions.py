@@ -12,10 +12,12 @@ import msgspec
 from polar.chat import ChatRequest, Message
 from polar.errors import SessionFrozen, StoreError, UnknownKey, UsageError
 from polar.gateway.calls import CallRun
+from polar.gateway.kinds import Threads
 from polar.ids import new_model_key, new_session_id
 from polar.specs import HarnessProfile, SamplingSpec
 from polar.store.capture import CaptureReader, CaptureStore, StoredSession
 from polar.tokens.history import History
+from polar.tokens.lineage import tools_root
 from polar.tokens.records import Call
 from polar.tokens.rendering import Renderer
 
@@ -28,6 +30,7 @@ class LiveSession:
         calls: the recorded calls by id; `runs` are those in progress.
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
+        threads: what it has seen of its agents, by which kinds are told.
         unknown_routes: how often each route that nobody serves was asked for (C11).
         refused: why the last request that never became a call was refused; `refused_last` says that nothing came after it.
         stored_bodies: hashes of messages and tools that this process has stored for the session.
@@ -39,6 +42,7 @@ class LiveSession:
     calls: dict[str, Call] = field(default_factory=dict)
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
+    threads: Threads = field(default_factory=Threads)
     unknown_routes: Counter[str] = field(default_factory=Counter)
     refused: str = ""
     refused_last: bool = False
@@ -97,6 +101,9 @@ class LiveSession:
         return next((call_id for call_id in stopping + aborted if call_id not in replaced), "")
 
 
+NO_TOOLS = tools_root(())
+
+
 class Opened(msgspec.Struct, frozen=True):
     """A new session. This is the only place where its key exists."""
 
@@ -139,7 +146,7 @@ class Sessions:
             metadata=metadata or {},
         )
         await self._store.open_session(stored)
-        self._add(LiveSession(stored, History(self._renderer)))
+        self._add(LiveSession(stored, History(self._renderer, trim=trims(stored.profile))))
         return Opened(stored.session_id, key)
 
     def by_key(self, key: str) -> LiveSession:
@@ -194,7 +201,7 @@ class Sessions:
     def forget(self, session_id: str) -> None:
         """Free a frozen session's memory; its key stays known as closed, and the store keeps everything."""
         session = self.by_id(session_id)
-        session.history = History(self._renderer)
+        session.history = History(self._renderer, trim=trims(session.stored.profile))
         session.calls.clear()
         session.unstored.clear()
         session.stored_bodies.clear()
@@ -207,7 +214,8 @@ class Sessions:
         """
         for stored in reader.sessions():
             try:
-                history = History(self._renderer, () if stored.frozen else reader.nodes(stored.session_id))
+                nodes = () if stored.frozen else reader.nodes(stored.session_id)
+                history = History(self._renderer, nodes, trim=trims(stored.profile))
             except ValueError as error:
                 raise StoreError(f"the token tree of session {stored.session_id} is damaged: {error}") from error
             session = LiveSession(stored, history, frozen=stored.frozen)
@@ -230,10 +238,16 @@ class Sessions:
                 bodies = reader.messages(call.message_hashes)
                 messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]
                 session.history.answered(call, messages)
+                session.threads.note(call, messages, has_tools=call.tools_hash != NO_TOOLS)
 
     def _add(self, session: LiveSession) -> None:
         self._by_key[session.stored.key_hash] = session
         self._by_id[session.session_id] = session
+
+
+def trims(profile: HarnessProfile) -> bool:
+    """Whether this harness gives texts back without the whitespace around them."""
+    return "trim_text" in profile.normalisers
 
 
 def hash_key(key: str) -> str:

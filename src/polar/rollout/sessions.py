@@ -222,6 +222,8 @@ class Session:
         answered = any(call.status == "ok" for call in calls)
         if session.refused:
             self._findings.append(Finding("request_refused", session.refused))
+        for route, times in session.unknown_routes.items():
+            self._findings.append(Finding("unknown_route", f"{route}, {times} times"))
         if self._exit.timed_out and answered:
             return None
         if session.refused_last:

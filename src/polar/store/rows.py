@@ -52,6 +52,7 @@ class CallBody(Struct, frozen=True, array_like=True):
     timings: CallTimings
     error: str
     derived_from: str = ""
+    tail: int = 0
     constrained: bool = False
     normalisers: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
@@ -95,6 +96,7 @@ def encode_body(call: Call) -> bytes:
             timings=call.timings,
             error=call.error,
             derived_from=call.derived_from,
+            tail=call.tail,
             constrained=call.constrained,
             normalisers=call.normalisers,
             unserved=call.unserved,
@@ -147,6 +149,7 @@ def to_call(
         timings=body.timings,
         error=body.error,
         derived_from=body.derived_from,
+        tail=body.tail,
         constrained=body.constrained,
         normalisers=body.normalisers,
         unserved=body.unserved,

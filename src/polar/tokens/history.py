@@ -51,19 +51,20 @@ class Plan:
 
 
 class History:
-    """Tree and lineage of one session. Owned by one event loop."""
+    """Tree and lineage of one session. Owned by one event loop. `trim`: see `lineage.link`."""
 
-    def __init__(self, renderer: Renderer, nodes: Iterable[Node] = ()) -> None:
+    def __init__(self, renderer: Renderer, nodes: Iterable[Node] = (), *, trim: bool = False) -> None:
         self.renderer = renderer
         self.tree = TokenTree(nodes)
         self._saved = len(self.tree.nodes)
-        self._lineage = Lineage()
+        self._trim = trim
+        self._lineage = Lineage(trim=trim)
         self._ends: dict[tuple[str, int], Position] = {}
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Plan:
         """Decide what a prompt continues. Cheap; renders nothing."""
         root = tools_root(tools)
-        values = chain_values(root, messages)
+        values = chain_values(root, messages, trim=self._trim)
         continuation = self._lineage.find(values, messages)
         if continuation.reply is None:
             return Plan(continuation, root, values[-1], EMPTY, True, tuple(tools), tuple(messages))

@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 from msgspec import Struct
 
-from polar.chat import Message, Tool
+from polar.chat import ImagePart, Message, Tool
 from polar.ids import parse_minted
 
 _canonical = msgspec.json.Encoder(order="sorted")
@@ -48,18 +48,20 @@ def tools_root(tools: Sequence[Tool]) -> str:
     return digest.hexdigest()
 
 
-def link(chain: str, message: Message) -> str:
-    """The chain's value after `message`."""
-    calls = tuple((call.name, _meaning(call.arguments)) for call in message.tool_calls)
-    said = msgspec.msgpack.encode((message.role, message.text, calls))
+def link(chain: str, message: Message, *, trim: bool = False) -> str:
+    """The chain's value after `message`. With `trim`, whitespace around an assistant's text is nothing (`trim_text`)."""
+    calls = tuple((call.name, meaning(call.arguments)) for call in message.tool_calls)
+    text = message.text.strip() if trim and message.role == "assistant" else message.text
+    images = tuple(part.data or part.url for part in message.content if isinstance(part, ImagePart))
+    said = msgspec.msgpack.encode((message.role, text, calls, images) if images else (message.role, text, calls))
     return xxhash.xxh3_128_hexdigest(chain.encode() + said)
 
 
-def chain_values(root: str, messages: Sequence[Message]) -> list[str]:
+def chain_values(root: str, messages: Sequence[Message], *, trim: bool = False) -> list[str]:
     """Chain values before the first message (`root`) and after each; one more than messages."""
     values = [root]
     for message in messages:
-        values.append(link(values[-1], message))
+        values.append(link(values[-1], message, trim=trim))
     return values
 
 
@@ -71,15 +73,16 @@ class Root(Struct, frozen=True):
 
 
 class Lineage:
-    """The replies of one session by their chain values."""
+    """The replies of one session by their chain values; `trim` as in `link`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trim: bool = False) -> None:
+        self._trim = trim
         self._replies: dict[str, list[Reply]] = {}
         self._roots: dict[str, Root] = {}
 
     def register(self, reply: Reply, prompt_chain: str, message: Message, root: Root) -> None:
         """Remember that `reply` said `message` after `prompt_chain`; `root` is that of its prompt."""
-        self._replies.setdefault(link(prompt_chain, message), []).append(reply)
+        self._replies.setdefault(link(prompt_chain, message, trim=self._trim), []).append(reply)
         self._roots[reply.call_id] = root
 
     def find(self, values: Sequence[str], messages: Sequence[Message]) -> Continuation:
@@ -122,7 +125,7 @@ def _named_call(message: Message) -> str:
     return named.pop() if len(named) == 1 else ""
 
 
-def _meaning(arguments: str) -> bytes:
+def meaning(arguments: str) -> bytes:
     """Arguments in one spelling: parsed and sorted where they are JSON, else as written."""
     try:
         return _canonical.encode(_one_spelling(msgspec.json.decode(arguments.encode())))

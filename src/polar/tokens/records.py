@@ -78,12 +78,13 @@ class Call(Struct, frozen=True, omit_defaults=True):
         request_hash: of the request's body, to tell a retry from a new sample.
         message_hashes: the prompt's messages in the content-addressed table; `tools_hash` likewise its tools.
         chain: fingerprint of tools and prompt messages, which lineage follows.
-        sampled: tokens that the engine sampled for this call; more than its nodes hold only where tokens are untrusted.
+        sampled: tokens that the engine sampled for this call; its nodes hold all but a `tail`, unless they are untrusted.
         parent_call: the call whose reply this prompt continues, or for a fork the one that it left; "" at a root.
         fork_reason: why the prompt is not spliced from stored ids (`history_rewritten`, `tools_changed`, …); "" if it is.
         delivered: the reply's last byte went out.
         replaces: the call that this one supersedes (a hung-up stream that was asked again).
         derived_from: for a root or a fork after a compaction, the call that wrote the summary it stands on.
+        tail: tokens of `sampled` that came after a stop text; they are dropped, and stand in no node.
         constrained: sampled under a grammar (`response_format`): the log-probabilities are of the masked distribution (L05).
         normalisers: names of what was read as if it were not there, or spelled otherwise than we sent it.
         unserved: names of what the harness asked and the policy was not given.
@@ -113,6 +114,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     fork_reason: str = ""
     replaces: str = ""
     derived_from: str = ""
+    tail: int = 0
     constrained: bool = False
     normalisers: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()

@@ -123,6 +123,8 @@ def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, Excluded
             reasons[call.call_id] = "aborted"
         elif call.kind == "auxiliary":
             reasons[call.call_id] = "auxiliary"
+        elif call.constrained:
+            reasons[call.call_id] = "constrained"
         elif not call.delivered and not _continued(call, calls, tree):
             reasons[call.call_id] = "undelivered"
     return reasons
@@ -308,6 +310,8 @@ def _account(
     for call in calls:
         if reason := excluded.get(call.call_id):
             counts[reason] = counts.get(reason, 0) + call.sampled
+        elif call.tail:
+            counts["stop_tail"] = counts.get("stop_tail", 0) + call.tail
     masked = sum(int(trace.loss_mask.sum()) for trace in traces)
     if reward is None and masked:
         counts["no_reward"] = masked

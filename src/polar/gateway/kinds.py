@@ -1,0 +1,101 @@
+"""Which sort of call is this? (C06)
+
+The rules of the harness's profile come first: headers and phrases that its makers chose. Where none holds, structure decides:
+a call that goes on from another, or leaves it, is what that one was; of those that start anew, one without tools beside an agent
+that has some is auxiliary, and one with tools under another system prompt is a sub-agent.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polar.chat import ChatRequest, Message
+from polar.specs import CallKind, KindRule
+from polar.tokens.history import Plan
+from polar.tokens.lineage import system_text
+from polar.tokens.records import Call
+
+_TELLING = 16  # characters: a shorter line of a summary says nothing about where it went
+
+
+@dataclass
+class Threads:
+    """What a session has seen of its agents.
+
+    Attributes:
+        system: hash of the system messages of the first agent call.
+        with_tools: an agent call had tools.
+        summaries: (call, its telling line) of compactions, the newest last.
+    """
+
+    system: str = ""
+    with_tools: bool = False
+    summaries: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, call: Call, messages: Sequence[Message], *, has_tools: bool) -> None:
+        """Remember an answered call."""
+        if call.kind == "agent":
+            self.system = self.system or system_text(messages)
+            self.with_tools = self.with_tools or has_tools
+        if call.kind == "compaction" and call.choices:
+            self.summaries.append((call.call_id, _telling(call.choices[0].message.text)))
+
+    def origin(self, messages: Sequence[Message]) -> str:
+        """The compaction whose summary stands in a history; "" for none."""
+        for call_id, line in reversed(self.summaries):
+            if line and any(line in message.text for message in messages):
+                return call_id
+        return ""
+
+
+def call_kind(
+    rules: Sequence[KindRule],
+    request: ChatRequest,
+    headers: Mapping[str, str],
+    plan: Plan,
+    calls: Mapping[str, Call],
+    threads: Threads,
+) -> CallKind:
+    """The kind of a call whose prompt `plan` has found its place."""
+    for rule in rules:
+        if _holds(rule, request, headers):
+            return rule.kind
+    parent = calls.get(plan.parent_call)
+    if parent is not None and (plan.continuation.reply is not None or parent.kind in ("agent", "subagent")):
+        return parent.kind
+    if not request.tools and threads.with_tools:
+        return "auxiliary"
+    if threads.system and request.tools and system_text(request.messages) != threads.system:
+        return "subagent"
+    return "agent"
+
+
+def _holds(rule: KindRule, request: ChatRequest, headers: Mapping[str, str]) -> bool:
+    if rule.header and not re.search(rule.header_value, headers.get(rule.header, "")):
+        return False
+    if rule.header and rule.header not in headers:
+        return False
+    if rule.tools != "any" and bool(request.tools) != (rule.tools == "some"):
+        return False
+    return _in_system(rule.system, request.messages) and _in_last(rule.last, request.messages)
+
+
+def _in_system(pattern: str, messages: Sequence[Message]) -> bool:
+    if not pattern:
+        return True
+    for message in messages:
+        if message.role != "system":
+            return False
+        if re.search(pattern, message.text):
+            return True
+    return False
+
+
+def _in_last(pattern: str, messages: Sequence[Message]) -> bool:
+    return not pattern or bool(messages and re.search(pattern, messages[-1].text))
+
+
+def _telling(text: str) -> str:
+    """The longest line of a summary, by which it is found again; "" where all are short."""
+    line = max((line.strip() for line in text.splitlines()), key=len, default="")
+    return line if len(line) >= _TELLING else ""
