@@ -27,6 +27,11 @@ def test_its_curl_lines_open_a_session_and_take_its_traces(home: Path, engine_ur
     reply = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "What is six times seven?"}])
     assert reply.choices[0].message.content
     assert session["base_url"].startswith(url)
+    assert session["base_urls"] == {
+        "openai": f"{session['base_url']}/v1",
+        "anthropic": session["base_url"],
+        "gemini": session["base_url"],
+    }
     assert run_curl(closing.replace("SESSION_ID", session["session_id"]), key)["calls"] == 1
     assert len(run_curl(taking.replace("SESSION_ID", session["session_id"]), key)["traces"]) == 1
 

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from polar import harnesses
 from polar.errors import InstallError
+from polar.specs import HarnessProfile
 from tests.cli.conftest import Polar
 
 
@@ -42,3 +44,8 @@ def test_a_failed_install_exits_with_1(polar: Polar, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(harnesses.get("shell"), "install", fail, raising=False)
     told = polar("harness", "install", "shell")
     assert (told.exit_code, told.stderr) == (1, "error: no network: npm said ENOTFOUND; check the connection and try again\n")
+
+
+def test_a_profile_is_what_a_session_is_opened_with(polar: Polar) -> None:
+    told = polar("harness", "profile", "codex").output
+    assert msgspec.json.decode(told, type=HarnessProfile) == harnesses.get("codex").profile

@@ -10,7 +10,7 @@ from polar.errors import EngineError
 from polar.version import __version__
 from tests.cli.conftest import Polar
 
-COMMANDS = ["run", "show", "audit", "export", "gateway", "engine serve", "harness list", "harness install"]
+COMMANDS = ["run", "show", "audit", "export", "gateway", "engine serve", "harness list", "harness install", "harness check"]
 HEAVY = "torch transformers numpy pyarrow aiohttp uvicorn starlette tokenizers".split()
 
 

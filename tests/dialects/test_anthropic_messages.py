@@ -272,7 +272,7 @@ def test_the_stop_reason_says_why_the_reply_ended(finish: FinishReason, stop: st
 
 
 def test_an_empty_reply_has_one_empty_block_of_text() -> None:
-    """Claude Code takes a reply for what its blocks are, and none for no reply."""
+    """Scripts read the first block without asking whether there is any."""
     message = joined(streamed(reply_to(Message("assistant")), []))
     assert message["content"] == [{"type": "text", "text": ""}]
     assert parse({"messages": [message]}).messages == (Message("assistant"),)

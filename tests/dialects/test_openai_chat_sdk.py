@@ -274,11 +274,10 @@ async def test_a_prompt_that_is_too_long_has_the_code_that_clients_compact_on(se
 async def test_an_engine_that_breaks_in_mid_stream_is_an_error_and_never_a_clean_end(serve: Serve) -> None:
     async with serve(lambda call: Scripted("word " * 20, fault="die", delay_per_token=0.002)) as stand:
         _, key = await stand.open()
-        chunks = []
+        choices: list[Any] = []
         with pytest.raises(openai.APIError, match="engine"):  # noqa: PT012 - the error comes while the stream is read
             async for chunk in await stand.client(key).chat.completions.create(model="m", messages=ASK, stream=True):
-                chunks.append(chunk)
-        choices = [choice for chunk in chunks for choice in chunk.choices]
+                choices += chunk.choices
         assert "".join(choice.delta.content or "" for choice in choices).startswith("word")
         assert not any(choice.finish_reason for choice in choices)
 

@@ -205,7 +205,7 @@ class Stage:
         """Freeze, and check what must hold of any session however it went."""
         async with asyncio.timeout(10):
             await self.sessions.freeze(self.session_id)
-        await self.app.drain()
+        await self.store.flush()
         assert self.runs == 0
         record = self.stored()
         tree = TokenTree(record.nodes)

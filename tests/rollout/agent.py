@@ -4,11 +4,13 @@ It asks the model until it gets a reply without tool calls, runs each `bash` cal
 makes it misbehave.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}]
@@ -35,7 +37,7 @@ def work() -> None:
             command = json.loads(call["function"]["arguments"])["command"]
             done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
-        if not calls:
+        if not calls or mode == "once":
             sys.stdout.write(str(message.get("content")))
             return
 
@@ -62,3 +64,6 @@ if mode == "side":
     ask([{"role": "user", "content": "A title, please."}])
 if mode == "fail":
     sys.exit(7)
+if mode == "curious":
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(os.environ["POLAR_BASE_URL"] + "/v1/weather")

@@ -175,7 +175,7 @@ async def test_a_refused_request_is_noted_and_costs_the_reward_when_it_was_the_l
     async with policy() as (_, options):
         (result,) = (await run_tasks([agent_task(mode="refused", samples=1)], options, Silent())).results
     assert (result.status, result.reward, result.error_kind) == ("failed", None, "request_refused")
-    assert "'image_url' is not served" in result.error
+    assert "messages[0].content[0].image_url" in result.error
     assert "request_refused" in [finding.code for finding in result.findings]
 
 

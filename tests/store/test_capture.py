@@ -16,7 +16,7 @@ from msgspec import Raw
 from polar.chat import Message, RequestedSampling, TextPart, ToolCall
 from polar.errors import StoreError, UsageError
 from polar.specs import Finding, VersionSpan
-from polar.store.capture import CaptureReader, CaptureStore
+from polar.store.capture import NOTES_AFTER, CaptureReader, CaptureStore
 from polar.tokens.records import Call, CallTimings, ChoiceRecord, Node, Position
 from tests.store.samples import bodies, call, context, conversation, digest, sampled, session
 
@@ -193,14 +193,32 @@ async def test_a_call_may_be_written_again_when_its_status_changes(store: Captur
 
 async def test_what_was_delivered_stays_delivered(store: CaptureStore, path: Path) -> None:
     await store.commit("s1", [], [call(0), call(1)], {})
-    await store.mark_delivered("s1", "c0abcdefgh")
+    store.note_delivered("s1", "c0abcdefgh")
+    await store.flush()
     await store.commit("s1", [], [call(0)], {})
     assert [call.delivered for call in CaptureReader.open(path).calls("s1")] == [True, False]
 
 
-async def test_the_delivery_of_an_unknown_call_is_an_error(store: CaptureStore) -> None:
-    with pytest.raises(StoreError, match="session s1 has no call c9"):
-        await store.mark_delivered("s1", "c9")
+@pytest.mark.parametrize("with_what", ["commit", "freeze", "time"])
+async def test_a_delivery_is_stored_with_what_comes_next(store: CaptureStore, path: Path, with_what: str) -> None:
+    await store.commit("s1", [], [call(0), call(1)], {})
+    store.note_delivered("s1", "c0abcdefgh")
+    if with_what == "commit":
+        await store.commit("s1", [], [call(1)], {})
+    elif with_what == "freeze":
+        await store.freeze("s1")
+    else:
+        await asyncio.sleep(2 * NOTES_AFTER)
+    assert [call.delivered for call in CaptureReader.open(path).calls("s1")] == [True, False]
+
+
+async def test_a_delivery_that_could_not_be_stored_goes_with_the_next_commit(store: CaptureStore, path: Path) -> None:
+    await store.commit("s1", [], [call(0)], {})
+    store.note_delivered("s1", "c0abcdefgh")
+    with pytest.raises(StoreError):
+        await store.commit("nowhere", [], [call(1)], {})
+    await store.commit("s1", [], [call(1)], {})
+    assert [call.delivered for call in CaptureReader.open(path).calls("s1")] == [True, False]
 
 
 @pytest.mark.parametrize(

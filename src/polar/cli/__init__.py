@@ -216,3 +216,50 @@ def harness_install(
     from polar.cli.harness import install_command
 
     install_command(names)
+
+
+@harness_app.command("profile")
+def harness_profile(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `polar harness list`, or `module:Class`.")],
+) -> None:
+    """Print what the gateway should know of a harness that you start yourself.
+
+    It is the `profile` of a `POST /sessions` to `polar gateway`.
+
+    Example: `polar harness profile codex`
+    """
+    from polar.cli.harness import profile_command
+
+    profile_command(name)
+
+
+@harness_app.command("check")
+def harness_check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Names from `polar harness list`, or `module:Class`.", show_default=False),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Check all that come with Polar.")] = False,
+    installed_only: Annotated[
+        bool, typer.Option("--installed-only", help="With --all: leave out what would have to be installed first.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table, and progress to stderr.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Put the rows into this document's table.", show_default=False)
+    ] = None,
+) -> None:
+    """Check that harnesses work here: run each once, unmodified, without a model.
+
+    A harness is installed if it is not, and told to write three files. A scripted
+    policy calls its own tools to do so, one and then two at once, through the real
+    gateway and in the best sandbox. It works if the files are exactly as asked,
+    every call was answered, and what was recorded equals, token for token, what
+    the policy was asked and sampled.
+
+    Exits with 1 if one of them does not work; its session is kept for `polar show`.
+
+    Example: `polar harness check pi mini_swe_agent`, or `polar harness check --all`
+    """
+    from polar.cli.check import check_command
+
+    raise typer.Exit(check_command(names or [], every=every, installed_only=installed_only, markdown=markdown, write=write))

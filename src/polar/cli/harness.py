@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -36,3 +37,13 @@ def install_command(names: Sequence[str]) -> None:
             continue
         harness.install(cache_dir(), lambda line: console.print(plain(line, "dim"), soft_wrap=True))
         console.print(plain(f"{harness.name} {harness.version} installed in {cache_dir()}", "green"), soft_wrap=True)
+
+
+def profile_command(name: str) -> None:
+    """Print what the gateway should know of a harness, as `POST /sessions` takes it.
+
+    Raises:
+        UsageError: there is no such harness.
+    """
+    profile = msgspec.json.encode(harnesses.get(name).profile)
+    output().print(plain(msgspec.json.format(profile).decode()), soft_wrap=True)

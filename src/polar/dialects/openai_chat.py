@@ -1,7 +1,6 @@
 """OpenAI Chat Completions: `POST …/chat/completions`, streamed or not, with tools, reasoning, images and several choices."""
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import unquote
 
 import msgspec
 
@@ -25,7 +24,7 @@ class OpenAIChat:
         if path == "/models":
             return Route("models")
         model = path.removeprefix("/models/")
-        return Route("models", unquote(model)) if model != path and model else None
+        return Route("models", model) if model != path and model else None
 
     def claims(self, target: Target) -> bool:
         return True

@@ -4,7 +4,6 @@ A session is found by the key in the path (`/s/{key}/…`) or, failing that, in 
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -30,8 +29,6 @@ from polar.gateway.previous import follow
 from polar.gateway.sessions import LiveSession, Sessions
 from polar.tokens.normalisers import normalise
 from polar.tokens.records import Call
-
-log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -108,7 +105,6 @@ class GatewayApp:
         self._sessions = sessions
         self._backend = backend
         self._dialects = dialects
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -128,10 +124,6 @@ class GatewayApp:
             if route := dialect.route(target):
                 return dialect, route
         return next(dialect for dialect in self._dialects if dialect.claims(target)), None
-
-    async def drain(self) -> None:
-        """Wait until notes about deliveries are stored."""
-        await asyncio.gather(*self._tasks)
 
     async def _answer(self, connection: Connection, dialect: Dialect, route: Route | None, target: Target, key: str) -> None:
         if target.method in ("GET", "HEAD") and target.path in ("", "/", "/health"):
@@ -271,15 +263,7 @@ class GatewayApp:
         if connection.gone:
             return
         session.deliver(call)
-        task = asyncio.create_task(self._note_delivery(session.session_id, call.call_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _note_delivery(self, session_id: str, call_id: str) -> None:
-        try:
-            await self._backend.store.mark_delivered(session_id, call_id)
-        except StoreError as error:
-            log.warning("delivery of call %s is not noted: %s", call_id, error)
+        self._backend.store.note_delivered(session.session_id, call.call_id)
 
 
 def _reply(session: LiveSession, call: Call, arrival: Arrival) -> Reply:

@@ -233,7 +233,8 @@ class CallRun:
                 raise
             session.stored_bodies.update(bodies)
         self._committed = time.time()
-        self.call = self.session.calls[call.call_id] = call
+        self.call = call
+        session.record(call)
 
     async def _store(self, nodes: list[Node], call: Call, bodies: dict[str, bytes]) -> None:
         """Write `call`, and with it the failures that could not be written before; alone if they still cannot."""

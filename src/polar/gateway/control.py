@@ -2,7 +2,7 @@
 
 | route | answer |
 |---|---|
-| `POST /sessions` | `{"session_id", "key", "base_url"}`; the body may give `task_id`, `sampling`, `metadata` |
+| `POST /sessions` | `session_id`, `key`, `base_url`, `base_urls`; the body may give `task_id`, `sampling`, `profile`, `metadata` |
 | `POST /sessions/{id}/freeze` | `{"session_id", "calls"}` |
 | `GET /sessions/{id}/trajectory?builder=…&reward=…` | the trajectory in its published shape |
 """
@@ -62,11 +62,14 @@ class ControlApp(Starlette):
         opened = await self._gateway.sessions.open(
             task_id=wanted.task_id, profile=wanted.profile, sampling=wanted.sampling, metadata=wanted.metadata
         )
-        return _json({"session_id": opened.session_id, "key": opened.key, "base_url": self._gateway.base_url(opened.key)}, 201)
+        base = self._gateway.base_url(opened.key)
+        urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
+        return _json({"session_id": opened.session_id, "key": opened.key, "base_url": base, "base_urls": urls}, 201)
 
     async def _freeze(self, request: Request) -> Response:
         self._authorise(request)
         session = await self._gateway.sessions.freeze(request.path_params["session_id"])
+        self._gateway.sessions.forget(session.session_id)  # its traces come from the file; its key stays known as closed
         return _json({"session_id": session.session_id, "calls": session.arrived})
 
     async def _trajectory(self, request: Request) -> Response:

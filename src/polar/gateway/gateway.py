@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from polar.dialects import DIALECTS
 from polar.engines.protocol import Engine, EngineInfo
@@ -73,7 +74,6 @@ async def gateway(
         with contextlib.closing(CaptureReader.open(capture)) as reader:
             restored = sessions.restore(reader)
         app = GatewayApp(sessions, Backend(engine, info, store, capture), DIALECTS)
-        stack.push_async_callback(app.drain)
         address = f"[{host}]" if ":" in host else host
         running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, info, restored)
         control = ControlApp(running, capture, control_key) if control_key else None
@@ -101,8 +101,48 @@ async def _serving(app: "_Router", listener: socket.socket) -> AsyncIterator[Non
 def _config(app: "_Router") -> uvicorn.Config:
     """No access log: it would hold the keys that stand in paths (D20)."""
     return uvicorn.Config(
-        app, lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=2, timeout_keep_alive=75
+        app,
+        http=_Protocol,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        timeout_keep_alive=75,
     )
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP as uvicorn speaks it, but what is written in one turn of the event loop goes out in one piece: a system call
+    that wakes another process costs more than all else about a small reply."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
+
+
+class _Corked:
+    """A transport that gathers writes until the event loop's next turn."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
 
 
 class _Server(uvicorn.Server):

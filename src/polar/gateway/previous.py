@@ -9,6 +9,7 @@ import msgspec
 from polar.chat import ChatRequest, Message
 from polar.errors import InvalidRequest
 from polar.gateway.sessions import LiveSession
+from polar.ids import item_id
 from polar.store.capture import CaptureReader
 from polar.tokens.records import Call
 
@@ -28,7 +29,8 @@ async def follow(request: ChatRequest, session: LiveSession, capture: Path) -> C
         raise InvalidRequest(f"previous_response_id: this session has no reply of the id that call {request.previous} would have")
     earlier = await asyncio.to_thread(_prompt, capture, call)
     own = 1 if "instructions" in request.extra else 0
-    messages = (*request.messages[:own], *earlier, call.choices[0].message, *request.messages[own:])
+    said = msgspec.structs.replace(call.choices[0].message, minted=(item_id("msg", call.call_id, 0, 0),))
+    messages = (*request.messages[:own], *earlier, said, *request.messages[own:])
     return msgspec.structs.replace(request, messages=messages)
 
 

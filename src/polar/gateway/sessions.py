@@ -28,6 +28,7 @@ class LiveSession:
 
     Attributes:
         calls: the recorded calls by id; `runs` are those in progress.
+        answered, aborted, replaced: the newest answer and the aborted calls by their request's hash, and calls asked again.
         arrived: calls so far; the next one's ordinal.
         committing: held while a call of this session is written.
         threads: what it has seen of its agents, by which kinds are told.
@@ -40,6 +41,9 @@ class LiveSession:
     stored: StoredSession
     history: History
     calls: dict[str, Call] = field(default_factory=dict)
+    answered: dict[str, str] = field(default_factory=dict)
+    aborted: dict[str, list[str]] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
     runs: set[CallRun] = field(default_factory=set)
     arrived: int = 0
     threads: Threads = field(default_factory=Threads)
@@ -73,12 +77,20 @@ class LiveSession:
         ids = await asyncio.to_thread(self.history.render, plan)
         return len(self.history.tree.path(plan.start)) + len(ids)
 
+    def record(self, call: Call) -> None:
+        """Take up a call that is stored, or its new state."""
+        self.calls[call.call_id] = call
+        if call.status == "ok":
+            self.answered[call.request_hash] = call.call_id
+        if call.status == "aborted":
+            self.aborted.setdefault(call.request_hash, []).append(call.call_id)
+        if call.replaces:
+            self.replaced.add(call.replaces)
+
     def undelivered(self, request_hash: str) -> Call | None:
         """The committed answer to this very request that never reached its client (D9): it is replayed."""
-        for call in reversed(self.calls.values()):
-            if call.request_hash == request_hash and call.status == "ok":
-                return None if call.delivered else call
-        return None
+        call = self.calls.get(self.answered.get(request_hash, ""))
+        return None if call is None or call.delivered else call
 
     def deliver(self, call: Call) -> None:
         """Note that the reply reached its client: the same request again is a new sample."""
@@ -95,10 +107,9 @@ class LiveSession:
 
     def superseded(self, request_hash: str) -> str:
         """The aborted call that this very request repeats, "" if there is none that nobody replaced yet."""
-        replaced = {call.replaces for call in self.calls.values()}
         stopping = [run.call_id for run in self.runs if run.request_hash == request_hash and run.stopped]
-        aborted = [call.call_id for call in self.calls.values() if call.request_hash == request_hash and call.status == "aborted"]
-        return next((call_id for call_id in stopping + aborted if call_id not in replaced), "")
+        gone = stopping + self.aborted.get(request_hash, [])
+        return next((call_id for call_id in gone if call_id not in self.replaced), "")
 
 
 NO_TOOLS = tools_root(())
@@ -195,7 +206,8 @@ class Sessions:
             except BaseException:
                 session.history.give_back(nodes)
                 raise
-            session.calls.update((call.call_id, call) for call in calls)
+            for call in calls:
+                session.record(call)
             session.unstored.clear()
 
     def forget(self, session_id: str) -> None:
@@ -233,7 +245,7 @@ class Sessions:
             )
         for call in reader.calls(session.session_id):
             session.arrived = max(session.arrived, call.ordinal + 1)
-            session.calls[call.call_id] = call
+            session.record(call)
             if call.status == "ok":
                 bodies = reader.messages(call.message_hashes)
                 messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]

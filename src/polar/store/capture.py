@@ -4,7 +4,9 @@ A call is in the file before its harness can act on the answer. Nodes never chan
 sessions, and a call is written again when its status or its delivery is known. Of a model key only the hash comes here.
 """
 
+import asyncio
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection, IntegrityError
@@ -27,6 +29,9 @@ from polar.store.rows import (
 )
 from polar.store.sqlite import Reader, Schema, Writer
 from polar.tokens.records import Call, Node
+
+log = logging.getLogger(__name__)
+NOTES_AFTER = 0.25  # seconds
 
 # Big rows are in the order of writing, so that pages fill up whatever order sessions interleave in; small indices find them.
 _SCHEMA = Schema(
@@ -96,6 +101,9 @@ class CaptureStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._notes: list[tuple[str, str]] = []
+        self._notes_timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self._tips = Tips()
         self._writer = Writer.open(path, _SCHEMA, on_rollback=self._tips.clear)
 
@@ -135,6 +143,7 @@ class CaptureStore:
         node_rows = [node_row(node) for node in nodes]
         call_rows = [(call, *encode_settings(call), encode_body(call)) for call in calls]
         message_rows = list(messages.items())
+        notes = self._take_notes()
 
         def work(connection: Connection) -> None:
             session = self._number(connection, session_id)
@@ -144,22 +153,46 @@ class CaptureStore:
             for call, digest, settings, body in call_rows:
                 connection.execute("INSERT OR IGNORE INTO settings (digest, body) VALUES (?, ?)", (digest, settings))
                 self._put_call(connection, session, session_id, call, digest, body)
+            _put_notes(connection, notes)
 
-        await self._writer.submit(work)
+        try:
+            await self._writer.submit(work)
+        except BaseException:
+            self._notes[:0] = notes
+            raise
 
-    async def mark_delivered(self, session_id: str, call_id: str) -> None:
-        """Note that the last byte of a call's reply went out."""
+    def note_delivered(self, session_id: str, call_id: str) -> None:
+        """Note that the last byte of a call's reply went out: with the next commit, or after `NOTES_AFTER` seconds.
 
-        def work(connection: Connection) -> None:
-            session = self._number(connection, session_id)
-            cursor = connection.execute("UPDATE calls SET delivered = 1 WHERE session = ? AND call_id = ?", (session, call_id))
-            if not cursor.rowcount:
-                raise StoreError(f"session {session_id} has no call {call_id} in {self._path}")
+        A note that a crash loses means that the same request again would get the same answer again, and no more.
+        """
+        self._notes.append((session_id, call_id))
+        if self._notes_timer is None:
+            self._notes_timer = asyncio.get_running_loop().call_later(NOTES_AFTER, self._flush_soon)
 
-        await self._writer.submit(work)
+    async def flush(self) -> None:
+        """Write the notes now. Those that cannot be written go with the next commit; that is logged."""
+        if notes := self._take_notes():
+            try:
+                await self._writer.submit(lambda connection: _put_notes(connection, notes))
+            except StoreError as error:
+                self._notes[:0] = notes
+                log.warning("the delivery of %d calls is not noted yet: %s", len(notes), error)
+
+    def _flush_soon(self) -> None:
+        self._notes_timer = None
+        self._flushing = asyncio.get_running_loop().create_task(self.flush())
+
+    def _take_notes(self) -> list[tuple[str, str]]:
+        if self._notes_timer is not None:
+            self._notes_timer.cancel()
+            self._notes_timer = None
+        notes, self._notes = self._notes, []
+        return notes
 
     async def freeze(self, session_id: str) -> None:
         """Note that a session is closed to further calls; freezing twice is fine."""
+        await self.flush()
 
         def work(connection: Connection) -> None:
             session = self._number(connection, session_id)
@@ -170,6 +203,7 @@ class CaptureStore:
 
     async def close(self) -> None:
         """Write what is queued, fold the WAL into the file, and let others write it. Closing twice is fine."""
+        await self.flush()
         await self._writer.close()
 
     def _number(self, connection: Connection, session_id: str) -> int:
@@ -211,6 +245,13 @@ class CaptureStore:
         except IntegrityError as error:
             raise StoreError(f"ordinal {call.ordinal} of session {call.session_id} is taken by another call ({error})") from error
         self._tips.add(session, cursor.lastrowid or 0, call.message_hashes)
+
+
+def _put_notes(connection: Connection, notes: Sequence[tuple[str, str]]) -> None:
+    connection.executemany(
+        "UPDATE calls SET delivered = 1 WHERE call_id = ?2 AND session = (SELECT session FROM sessions WHERE session_id = ?1)",
+        notes,
+    )
 
 
 def _put_node(connection: Connection, session: int, session_id: str, row: NodeRow) -> None:

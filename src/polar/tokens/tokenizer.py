@@ -6,6 +6,7 @@ template (`Draft.scaffold`), which is ours. Decoding goes by the bytes of each t
 """
 
 import codecs
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from polar.errors import UsageError
 from polar.specs import Int32Array
+
+_SHORT = 40  # characters of a text whose ids are remembered
 
 
 class Tokenizer:
@@ -36,6 +39,8 @@ class Tokenizer:
         self._spellings = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or r"(?!)")
         self._plain = _without_added_tokens(loaded)
         self._bytes = _bytes_of_tokens(loaded, self._added)
+        # A template's own lines come again in every prompt.
+        self._encode_short = functools.lru_cache(1024)(self._encode)
         self.eos_id = None if eos is None else self.token_id(eos)
         if eos is not None and self.eos_id is None:
             raise UsageError(f"expected the end-of-sequence token {eos!r} among the tokenizer's added tokens; it is not there")
@@ -51,6 +56,9 @@ class Tokenizer:
         and bytes for which its vocabulary has no token are dropped, as the tokenizer itself does (SmolLM2 lacks six
         control characters).
         """
+        return self._encode_short(text) if len(text) <= _SHORT else self._encode(text)
+
+    def _encode(self, text: str) -> Int32Array:
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def split_scaffold(self, text: str) -> Iterable[str | int]:

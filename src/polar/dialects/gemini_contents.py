@@ -1,0 +1,266 @@
+"""The contents of a Gemini request as messages.
+
+Contents of the model that follow each other are one reply: the SDKs' chats keep each chunk of a stream as a content. They are
+two where their signatures name two of our calls. Clients may send calls and responses without ids; then a response answers
+the oldest open call of its name, and calls get the ids that their signature stands for, or else those of their place.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw, Struct
+
+from polar.chat import ImagePart, Message, Part, TextPart, ToolCall
+from polar.dialects.bodies import decode_field, shortened
+from polar.dialects.gemini_reply import read_args
+from polar.dialects.gemini_wire import NULL, Several, base64_of, each, read
+from polar.errors import InvalidRequest
+from polar.ids import parse_minted, tool_call_id
+
+_ROLES = ("user", "model", "function", "tool")
+# What says how another part is to be read; media that are images are read whole.
+_ABOUT_PARTS = {"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"}
+_SERVED_PARTS = {"text", "functionCall", "functionResponse", "inlineData", "fileData"}
+
+
+class _Content(Struct, rename="camel"):
+    role: str | None = None
+    parts: Several = None
+
+
+class _Part(Struct, rename="camel"):
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = None
+    function_call: Raw = NULL
+    function_response: Raw = NULL
+    inline_data: Raw = NULL
+    file_data: Raw = NULL
+
+
+class _FunctionCall(Struct, rename="camel"):
+    name: str
+    id: str | None = None
+    args: Raw = NULL
+
+
+class _FunctionResponse(Struct, rename="camel"):
+    name: str = ""
+    id: str | None = None
+    response: Raw = NULL
+    parts: Several = None
+
+
+class _Blob(Struct, rename="camel"):
+    data: str
+    mime_type: str | None = None
+
+
+class _File(Struct, rename="camel"):
+    file_uri: str
+    mime_type: str | None = None
+
+
+@dataclass
+class _Turn:
+    """What the model said in contents that follow each other; `place` is the index of the first."""
+
+    place: int
+    content: list[Part] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    minted: list[str] = field(default_factory=list)
+
+    def continues(self, other: "_Turn") -> bool:
+        """Whether this belongs to the same reply as `other`, which is just before it."""
+        return not self.minted or not other.minted or {*map(parse_minted, self.minted)} <= {*map(parse_minted, other.minted)}
+
+    def extend(self, other: "_Turn") -> None:
+        self.content += other.content
+        self.reasoning += other.reasoning
+        self.calls += other.calls
+        self.minted += [value for value in other.minted if value not in self.minted]
+
+
+class Contents:
+    """Reads one request's contents in their order. `note` is told the names of what the policy is not given."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._messages: list[Message] = []
+        self._turn: _Turn | None = None
+        self._open: list[ToolCall] = []
+        self._count = 0
+
+    def system_text(self, text: str) -> None:
+        """A system instruction that is bare text."""
+        self._messages.append(Message("system", (TextPart(text),)))
+
+    def system(self, raw: Raw) -> None:
+        """A system instruction that is a content."""
+        path = "systemInstruction"
+        parts: list[Part] = []
+        for at, part in each(f"{path}.parts", read(path, raw, _Content)[1].parts):
+            parts += self._part(at, part)[1]
+        if parts:
+            self._messages.append(Message("system", tuple(parts)))
+
+    def content(self, path: str, raw: Raw) -> None:
+        wire = read(path, raw, _Content)[1]
+        role = wire.role or "user"
+        if role not in _ROLES:
+            raise InvalidRequest(f"{path}.role: expected one of {', '.join(_ROLES)}, got {shortened(role)}")
+        parts = each(f"{path}.parts", wire.parts)
+        if role == "model":
+            self._model(parts)
+        else:
+            self._user(parts)
+        self._count += 1
+
+    def done(self) -> tuple[Message, ...]:
+        """The messages."""
+        self._close()
+        return tuple(self._messages)
+
+    def _model(self, parts: list[tuple[str, Raw]]) -> None:
+        said = _Turn(self._count)
+        for path, raw in parts:
+            self._said(said, path, raw)
+        if self._turn is not None and said.continues(self._turn):
+            self._turn.extend(said)
+        else:
+            self._close()
+            self._turn = said
+
+    def _said(self, turn: _Turn, path: str, raw: Raw) -> None:
+        wire, content = self._part(path, raw)
+        if wire.function_response != NULL:
+            raise InvalidRequest(f"{path}.functionResponse: expected in a content of role user, got it from the model")
+        signature = base64_of(wire.thought_signature or "")
+        if parse_minted(signature) and signature not in turn.minted:
+            turn.minted.append(signature)
+        if wire.thought:
+            turn.reasoning += "".join(part.text for part in content)
+        else:
+            turn.content += [part for part in content if part != TextPart("")]  # which only carries a signature
+        if wire.function_call != NULL:
+            turn.calls.append(_call(f"{path}.functionCall", wire.function_call))
+
+    def _close(self) -> None:
+        """End the model's turn, if there is one."""
+        if self._turn is None:
+            return
+        turn, self._turn = self._turn, None
+        calls = tuple(_named(turn, index, call) for index, call in enumerate(turn.calls))
+        self._messages.append(Message("assistant", _joined(turn.content), turn.reasoning, calls, minted=tuple(turn.minted)))
+        self._open = list(calls)
+
+    def _user(self, parts: list[tuple[str, Raw]]) -> None:
+        self._close()
+        said: list[Part] = []
+        for index, (path, raw) in enumerate(parts):
+            wire, content = self._part(path, raw)
+            if wire.function_call != NULL:
+                raise InvalidRequest(f"{path}.functionCall: expected in a content of role model, got it from the user")
+            said += content
+            if wire.function_response != NULL:
+                if said:
+                    self._messages.append(Message("user", tuple(said)))
+                said = []
+                self._messages.append(self._response(f"{path}.functionResponse", wire.function_response, index))
+        if said or not parts:
+            self._messages.append(Message("user", tuple(said)))
+
+    def _response(self, path: str, raw: Raw, index: int) -> Message:
+        wire = read(path, raw, _FunctionResponse)[1]
+        text, failed = _result(f"{path}.response", wire.response)
+        content: list[Part] = [TextPart(text)] if text else []
+        for at, part in each(f"{path}.parts", wire.parts):
+            content += self._part(at, part)[1]
+        return Message("tool", tuple(content), tool_call_id=self._answered(wire, index), is_error=failed)
+
+    def _answered(self, wire: _FunctionResponse, index: int) -> str:
+        """The id of the call that a response answers."""
+        named = _own_id(wire.name, wire.id or "")
+        for call in self._open:
+            if call.id == named if named else call.name == wire.name:
+                self._open.remove(call)
+                return call.id
+        return named or f"gemini_{self._count}_{index}"
+
+    def _part(self, path: str, raw: Raw) -> tuple[_Part, list[Part]]:
+        """A part, and what of it is content."""
+        fields, wire = read(path, raw, _Part)
+        content: list[Part] = [] if wire.text is None else [TextPart(wire.text)]
+        if wire.inline_data != NULL:
+            blob = read(f"{path}.inlineData", wire.inline_data, _Blob)[1]
+            content.append(self._media("inlineData", ImagePart(blob.mime_type or "", base64_of(blob.data))))
+        if wire.file_data != NULL:
+            file = read(f"{path}.fileData", wire.file_data, _File)[1]
+            content.append(self._media("fileData", ImagePart(file.mime_type or "", url=file.file_uri)))
+        for name in fields:
+            if name not in _SERVED_PARTS | _ABOUT_PARTS:
+                self._note(f"part:{name}")
+        return wire, content
+
+    def _media(self, name: str, image: ImagePart) -> Part:
+        """The image, or what stands for media of another sort."""
+        if image.media_type.startswith("image/") or (image.url and not image.media_type):
+            return image
+        self._note(f"part:{name}")
+        return TextPart(f"[{image.media_type or 'file'}]")
+
+
+def _call(path: str, raw: Raw) -> ToolCall:
+    wire = read(path, raw, _FunctionCall)[1]
+    if wire.args == NULL:
+        return ToolCall(_own_id(wire.name, wire.id or ""), wire.name, "{}")
+    decode_field(f"{path}.args", wire.args, dict[str, object])
+    return ToolCall(_own_id(wire.name, wire.id or ""), wire.name, bytes(wire.args).decode())
+
+
+def _own_id(name: str, id: str) -> str:
+    """The id without what Gemini CLI puts before it, if it is ours."""
+    bare = id.removeprefix(f"{name}__")
+    return bare if parse_minted(bare) else id
+
+
+def _named(turn: _Turn, index: int, call: ToolCall) -> ToolCall:
+    """The call with an id, and with its arguments as the model wrote them."""
+    named = parse_minted(call.id) or next(map(parse_minted, turn.minted), None)
+    arguments = read_args(call.arguments) if named else call.arguments
+    id = call.id or (tool_call_id(*named, index) if named else f"gemini_{turn.place}_{index}")
+    return ToolCall(id, call.name, arguments)
+
+
+def _result(path: str, raw: Raw) -> tuple[str, bool]:
+    """The text of a response, and whether it says that the tool failed.
+
+    Where `output` or `error` is all that it says, its value is the text; anything else is shown as it was written.
+    """
+    if raw == NULL:
+        return "", False
+    fields = decode_field(path, raw, dict[str, Raw])
+    if len(fields) == 1:
+        ((name, value),) = fields.items()
+        if name in ("output", "error"):
+            return _bare(value), name == "error"
+    return bytes(raw).decode(), False
+
+
+def _bare(raw: Raw) -> str:
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        return bytes(raw).decode()
+
+
+def _joined(content: list[Part]) -> tuple[Part, ...]:
+    """Texts that follow each other as one: where a stream was cut means nothing."""
+    joined: list[Part] = []
+    for part in content:
+        if isinstance(part, TextPart) and joined and isinstance(joined[-1], TextPart):
+            part = TextPart(joined.pop().text + part.text)
+        joined.append(part)
+    return tuple(joined)
