@@ -2,43 +2,65 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import pytest
 from tokenizers import Tokenizer
 
 from polar import harnesses
-from polar.engines.scripted import Scripted, ScriptedCall, ScriptedEngine, scripted_server
-from polar.harnesses.protocol import Endpoint
+from polar.engines.scripted import ScriptedEngine, scripted_server
+from polar.harnesses.protocol import Endpoint, Turn
 from polar.paths import cache_dir
+from polar.rollout.probe import Script, play
 from polar.sandboxes.process import ProcessSandboxes
 from polar.specs import HarnessSpec, Task
 from polar.store.captured import read_captured
 from polar.tokens.records import Call
 from polar.trajectory.builders import build
-from tests.e2e.test_harnesses import calls
 
 CONTROL = {"authorization": "Bearer control"}
 
 
-def three_turns(call: ScriptedCall) -> Scripted:
-    turns = [
-        calls(("bash", {"command": "echo one >> a.txt"})),
-        calls(("bash", {"command": "echo two >> a.txt"}), before="Second.\n"),
-    ]
-    return turns[call.turn] if call.turn < len(turns) else Scripted("Done.")
+@dataclass(frozen=True)
+class Wire:
+    """A harness and its dialect: patterns of the event that completes a tool call, and of the start of the stream's end."""
+
+    harness: str
+    tool: str
+    argument: str
+    call: bytes
+    end: bytes
+
+    def script(self) -> Script:
+        """Two commands, one after the other, and an answer."""
+        said = {"one": "", "two": "Second.\n"}
+        return play(
+            [Turn(text, ((self.tool, {self.argument: f"echo {word} >> a.txt"}),)) for word, text in said.items()], "Done."
+        )
+
+
+PI = Wire("pi", "bash", "command", rb'"tool_calls":\[', rb'data: [^\n]*"finish_reason":"tool_calls"')
+CODEX = Wire(
+    *("codex", "exec_command", "cmd"),
+    rb'"type":"response\.output_item\.done"[^\n]*"type":"function_call"',
+    rb"event: response\.completed\n",
+)
+CLAUDE_CODE = Wire("claude_code", "Bash", "command", rb'"type":"tool_use"', rb"event: message_delta\n")
 
 
 class CuttingProxy:
     """Stands between harness and gateway. After the `cut_at`-th tool call has passed it acts, and breaks the connection there."""
 
-    def __init__(self, upstream: int, cut_at: int, act: Callable[[], None]) -> None:
-        self.upstream, self.cut_at, self.act = upstream, cut_at, act
+    def __init__(self, upstream: int, wire: Wire, cut_at: int, act: Callable[[], None]) -> None:
+        self.upstream, self.wire, self.cut_at, self.act = upstream, wire, cut_at, act
         self.seen = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +84,10 @@ class CuttingProxy:
     async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
-                self.seen += data.count(b'"tool_calls":[')
-                if self.seen >= self.cut_at and b'"finish_reason":"tool_calls"' in data:
+                self.seen += len(re.findall(self.wire.call, data))
+                if self.seen >= self.cut_at and (end := re.search(self.wire.end, data)):
                     self.cut_at = sys.maxsize
-                    writer.write(data[: data.index(b'"finish_reason":"tool_calls"')].rpartition(b"\n\n")[0] + b"\n\n")
+                    writer.write(data[: end.start()])
                     await writer.drain()
                     self.act()
                     return
@@ -101,13 +123,12 @@ def free_port() -> int:
         return port
 
 
-async def run_pi(base_url: str, key: str, place: Path) -> int:
-    """The real Pi in a process sandbox, pointed at `base_url`; its exit status."""
-    sandbox = await ProcessSandboxes(place).create("pi")
-    pi = harnesses.get("pi")
-    task = Task(id="t", instruction="Write a.txt.", harness=HarnessSpec("pi"))
+async def run_harness(name: str, base_url: str, key: str, place: Path) -> int:
+    """The real harness in a process sandbox, pointed at `base_url`; its exit status."""
+    sandbox = await ProcessSandboxes(place).create(name)
+    task = Task(id="t", instruction="Write a.txt.", harness=HarnessSpec(name))
     endpoint = Endpoint(base_url, key, "policy", 32_768)
-    launch = pi.launch(task, endpoint, cache=cache_dir(), workspace=sandbox.workspace, home=sandbox.home)
+    launch = harnesses.get(name).launch(task, endpoint, cache=cache_dir(), workspace=sandbox.workspace, home=sandbox.home)
     await sandbox.put(launch.home_files, into=sandbox.home)
     done = await sandbox.run(launch.command, stdout=place / "out", stderr=place / "err", timeout=90)
     await sandbox.get_tree(place / "workspace")
@@ -115,14 +136,22 @@ async def run_pi(base_url: str, key: str, place: Path) -> int:
     return done.status
 
 
+@pytest.mark.parametrize(
+    "wire",
+    [
+        pytest.param(PI, id="pi"),
+        pytest.param(CODEX, id="codex", marks=pytest.mark.heavy),
+        pytest.param(CLAUDE_CODE, id="claude_code", marks=pytest.mark.heavy),
+    ],
+)
 async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_goes_on(
-    smollm2_dir: Path, tmp_path: Path
+    wire: Wire, smollm2_dir: Path, tmp_path: Path
 ) -> None:
-    engine = ScriptedEngine(Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")), three_turns, model_dir=smollm2_dir)
+    engine = ScriptedEngine(Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")), wire.script(), model_dir=smollm2_dir)
     port, out, killed = free_port(), tmp_path / "gateway", asyncio.Event()
     in_store: list[Call] = []
-    if not harnesses.get("pi").installed(cache_dir()):
-        await asyncio.to_thread(harnesses.get("pi").install, cache_dir(), lambda line: None)
+    if not harnesses.get(wire.harness).installed(cache_dir()):
+        await asyncio.to_thread(harnesses.get(wire.harness).install, cache_dir(), lambda line: None)
     async with scripted_server(engine) as url:
         first: AbstractAsyncContextManager[asyncio.subprocess.Process] = gateway_process(url, port, out)
         async with first as gateway, aiohttp.ClientSession() as http:
@@ -134,10 +163,10 @@ async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_
                 in_store.extend(read_captured(out / "capture.db", session["session_id"]).calls)
                 killed.set()
 
-            proxy = await asyncio.start_server(CuttingProxy(port, 2, kill), "127.0.0.1", 0)
+            proxy = await asyncio.start_server(CuttingProxy(port, wire, 2, kill), "127.0.0.1", 0)
             through = proxy.sockets[0].getsockname()[1]
             harness = asyncio.create_task(
-                run_pi(f"http://127.0.0.1:{through}/s/{session['key']}", session["key"], tmp_path / "pi")
+                run_harness(wire.harness, f"http://127.0.0.1:{through}/s/{session['key']}", session["key"], tmp_path / "sandbox")
             )
             async with asyncio.timeout(60):
                 await killed.wait()
@@ -155,4 +184,4 @@ async def test_a_gateway_killed_after_a_tool_call_loses_nothing_and_its_harness_
     last = engine.log[-1]
     assert any([*trace.prompt_ids, *trace.response_ids] == [*last.prompt_ids, *last.ids] for trace in trajectory.traces)
     assert captured.calls[-1].choices[0].message.text == "Done."
-    assert (tmp_path / "pi" / "workspace" / "a.txt").read_text() == "one\ntwo\n"
+    assert (tmp_path / "sandbox" / "workspace" / "a.txt").read_text() == "one\ntwo\n"

@@ -12,6 +12,21 @@ from polar.sandboxes import Exit, SandboxFactory, choose
 from polar.specs import Task
 from tests.sandboxes.conftest import need_bubblewrap
 
+PROGRAMS = (
+    "cli.js",
+    "codex.js",
+    "gemini.js",
+    "cn.js",
+    "/copilot",
+    "/.cline",
+    "claude.exe",
+    "opencode.exe",
+    "/bin/openhands",
+    "/bin/vibe",
+    "/bin/hermes",
+    "/bin/aider",
+    "gptme",
+)
 ENDPOINT = Endpoint("http://127.0.0.1:1/s/pk-test", "pk-test", "policy", 8192)
 
 
@@ -36,7 +51,7 @@ def start(factory: SandboxFactory, tmp_path: Path, cache_dir: Path) -> Start:
         )
         command = launch.command
         if arguments:
-            program = next(n for n, part in enumerate(command.argv) if part.endswith("cli.js") or part == "minisweagent")
+            program = next(n for n, part in enumerate(command.argv) if part.endswith(PROGRAMS) or part == "minisweagent")
             command = msgspec.structs.replace(command, argv=(*command.argv[: program + 1], *arguments))
         await sandbox.put(launch.home_files, into=sandbox.home)
         try:

@@ -25,7 +25,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_name_is_found_and_its_profile_agrees() -> None:
-    assert harnesses.names() == ("pi", "mini_swe_agent", "shell")
+    assert (harnesses.names()[0], harnesses.names()[-1]) == ("pi", "shell"), "the default comes first, what is no agent last"
+    assert len(set(harnesses.names())) == len(harnesses.names())
     for name in harnesses.names():
         harness = harnesses.get(name)
         assert harness.name == harness.profile.name == name
@@ -35,7 +36,7 @@ def test_every_name_is_found_and_its_profile_agrees() -> None:
 
 def test_an_unknown_name_is_answered_with_those_that_exist() -> None:
     with pytest.raises(
-        UsageError, match=r"no harness 'mini-swe-agent' \(did you mean 'mini_swe_agent'\?\).* pi, mini_swe_agent, shell"
+        UsageError, match=r"no harness 'mini-swe-agent' \(did you mean 'mini_swe_agent'\?\).* pi, .*mini_swe_agent, .*shell"
     ):
         harnesses.get("mini-swe-agent")
 
@@ -61,7 +62,7 @@ def test_a_path_that_leads_to_no_harness_says_why(path: str, message: str) -> No
 
 
 def test_options_that_do_not_exist_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="'pi' has no option 'thinking'; its options: none"):
+    with pytest.raises(UsageError, match="'pi' has no option 'thinking'; its options: `api`"):
         harnesses.get("pi").check(HarnessSpec("pi", {"thinking": "high"}))
     with pytest.raises(UsageError, match="'mini_swe_agent' has no option"):
         harnesses.get("mini_swe_agent").check(HarnessSpec("mini_swe_agent", {"x": ""}))

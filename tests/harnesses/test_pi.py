@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from polar import harnesses
-from polar.errors import InstallError
+from polar.errors import InstallError, UsageError
 from polar.harnesses import node
 from polar.sandboxes import Exit
 from polar.specs import HarnessSpec, SamplingSpec, Task
@@ -60,6 +60,41 @@ def test_the_launch_says_all_that_pi_must_know(cache_dir: Path) -> None:
         "reserveTokens": 2048 + 4096,
         "keepRecentTokens": 2048,
     }
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("options", "api", "base"),
+    [
+        ({}, "openai-completions", "/v1"),
+        ({"api": "chat"}, "openai-completions", "/v1"),
+        ({"api": "responses"}, "openai-responses", "/v1"),
+        ({"api": "anthropic"}, "anthropic-messages", ""),
+        ({"api": "google"}, "google-generative-ai", "/v1beta"),
+    ],
+)
+def test_each_api_has_its_base_url(options: dict[str, str], api: str, base: str, cache_dir: Path) -> None:
+    task = msgspec.structs.replace(TASK, harness=HarnessSpec("pi", options))
+    launch = harnesses.get("pi").launch(task, ENDPOINT, cache=cache_dir, workspace="/workspace", home="/home/agent")
+    provider = json.loads(launch.home_files["agent/models.json"])["providers"]["polar"]
+    assert (provider["api"], provider["baseUrl"]) == (api, f"http://127.0.0.1:1/s/pk-test{base}")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_model_in_googles_api_has_a_name_that_is_one_part_of_a_path(cache_dir: Path) -> None:
+    endpoint = msgspec.structs.replace(ENDPOINT, model="/models/Qwen3-8B")
+    for api, name in (("google", "Qwen3-8B"), ("chat", "/models/Qwen3-8B")):
+        task = msgspec.structs.replace(TASK, harness=HarnessSpec("pi", {"api": api}))
+        launch = harnesses.get("pi").launch(task, endpoint, cache=cache_dir, workspace="/workspace", home="/home/agent")
+        argv = launch.command.argv
+        assert argv[argv.index("--model") + 1] == name
+        provider = json.loads(launch.home_files["agent/models.json"])["providers"]["polar"]
+        assert [model["id"] for model in provider["models"]] == [name]
+
+
+def test_an_api_that_pi_does_not_speak_is_refused_with_those_that_it_does() -> None:
+    with pytest.raises(UsageError, match="option 'api' is `chat` or `responses` or `anthropic` or `google`, not 'grpc'"):
+        harnesses.get("pi").check(HarnessSpec("pi", {"api": "grpc"}))
 
 
 def test_a_launch_without_node_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ def test_every_prompt_is_what_stored_ids_and_renderer_say(data: st.DataObject) -
         expected, parent = session.expected_prompt(asked, session.answers[:number])
         assert answer.prompt == expected
         assert (plan.continuation.reply.call_id if plan.continuation.reply else "") == parent
-        assert bool(call.fork_reason) == (not parent and any(message.role == "assistant" for message in asked.messages))
+        has_past = number > 0 and any(message.role == "assistant" for message in asked.messages)
+        assert bool(call.fork_reason) == (not parent and has_past)
         assert (call.prompt_tokens, call.prompt_hash) == (len(expected), prompt_hash(np.asarray(expected, np.int32)))
     tree = session.history.tree
     for call, answer in zip(session.calls, session.answers, strict=True):
@@ -47,6 +48,12 @@ def test_a_restarted_gateway_plans_as_the_first_would_have(data: st.DataObject) 
         one, other = (history.plan(continued.messages, continued.tools) for history in (session.history, restarted))
         assert one == other
         assert session.history.render(one).tolist() == restarted.render(other).tolist()
+
+
+def test_replies_that_the_harness_brings_along_are_examples_and_no_history() -> None:
+    session, talk = Session(), start()
+    talk.messages[1:1] = [text_message("user", "Say hi."), text_message("assistant", "hi")]
+    assert session.ask(talk, text_message("assistant", "ok")).fork_reason == ""
 
 
 def start() -> Conversation:

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-import xxhash
-
 from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, TextDelta
 from polar.dialects.protocol import JSON, Dialect, EventWriter, Fault, FaultKind, ModelCard, Route, Target
 from polar.errors import (
@@ -24,8 +22,9 @@ from polar.errors import (
     UnknownKey,
     UnknownRoute,
 )
-from polar.gateway.calls import Arrival, Backend, CallRun, reply_of
+from polar.gateway.calls import Arrival, Backend, CallRun, addressed, reply_of
 from polar.gateway.previous import follow
+from polar.gateway.retries import request_hash
 from polar.gateway.sessions import LiveSession, Sessions
 from polar.tokens.normalisers import normalise
 from polar.tokens.records import Call
@@ -159,11 +158,12 @@ class GatewayApp:
         body = await connection.body()
         request = await self._read(dialect, target, body, session)
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
-        request_hash = xxhash.xxh3_128_hexdigest(f"{dialect.name} {target.path}?{target.query} ".encode() + body)
-        arrival = Arrival(request, dialect.name, request_hash, headers, received)
-        if (unsent := session.unsent(request_hash)) is not None:
+        bodies = addressed(request)
+        asked = request_hash(dialect.name, target, request, [digest for digest, _ in bodies])
+        arrival = Arrival(request, bodies, dialect.name, asked, headers, received)
+        if (unsent := session.unsent(asked)) is not None:
             await unsent.done()
-        if (call := session.undelivered(request_hash)) is not None and not session.frozen:
+        if (call := session.undelivered(asked)) is not None and not session.frozen:
             await self._replay(connection, dialect, session, arrival, call)
         elif request.stream:
             await self._stream(connection, dialect, arrival, self._run(session, arrival))

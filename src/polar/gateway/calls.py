@@ -47,9 +47,10 @@ class Backend:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request as it came in."""
+    """A request as it came in. `bodies` are its messages and tools by address."""
 
     request: ChatRequest
+    bodies: list[tuple[str, bytes]]
     dialect: str
     request_hash: str
     headers: dict[str, str]
@@ -78,7 +79,7 @@ class CallRun:
         self._ordinal = ordinal
         self._backend = backend
         self._arrival = arrival
-        self._bodies = addressed(arrival.request)
+        self._bodies = arrival.bodies
         self._replaces = replaces
         self._plan: Plan | None = None
         self._kind: CallKind = "agent"

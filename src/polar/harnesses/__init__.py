@@ -3,15 +3,45 @@
 import importlib
 
 from polar.errors import UsageError
+from polar.harnesses.aider import Aider
+from polar.harnesses.claude_code import ClaudeCode
+from polar.harnesses.cline import Cline
+from polar.harnesses.codex import Codex
+from polar.harnesses.continue_cli import ContinueCli
+from polar.harnesses.copilot_cli import CopilotCli
+from polar.harnesses.gemini_cli import GeminiCli
+from polar.harnesses.gptme import Gptme
+from polar.harnesses.hermes import Hermes
 from polar.harnesses.mini_swe_agent import MiniSweAgent
+from polar.harnesses.mistral_vibe import MistralVibe
+from polar.harnesses.opencode import OpenCode
+from polar.harnesses.openhands import OpenHands
 from polar.harnesses.options import meant
 from polar.harnesses.pi import Pi
 from polar.harnesses.protocol import Endpoint, Harness, Launch, Report
+from polar.harnesses.qwen_code import QwenCode
 from polar.harnesses.shell import Shell
 
 __all__ = ["Endpoint", "Harness", "Launch", "Report", "get", "names"]
 
-_HARNESSES: tuple[Harness, ...] = (Pi(), MiniSweAgent(), Shell())
+_HARNESSES: tuple[Harness, ...] = (
+    Pi(),
+    QwenCode(),
+    GeminiCli(),
+    OpenCode(),
+    MiniSweAgent(),
+    Codex(),
+    ClaudeCode(),
+    OpenHands(),
+    CopilotCli(),
+    MistralVibe(),
+    ContinueCli(),
+    Cline(),
+    Gptme(),
+    Hermes(),
+    Aider(),
+    Shell(),
+)
 _PARTS = ("name", "version", "summary", "profile", "probe", "installed", "install", "check", "launch")
 
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -77,18 +77,19 @@ def _lock(path: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def run_tool(what: str, argv: Sequence[str], *, cwd: Path | None = None) -> None:
+def run_tool(what: str, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     """Run an installer quietly. It and its children end with this call, an interrupted one too.
 
     Args:
         what: what is done, for the message: "installing pi 1.6.0".
+        env: its whole environment; None for this process's own.
 
     Raises:
         InstallError: with the tool's last lines and what to do.
     """
     with tempfile.TemporaryFile() as log:
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=cwd, env=env)
         except OSError as error:
             raise InstallError(f"{what} failed: {argv[0]} cannot be run: {error.strerror}") from error
         try:

@@ -1,5 +1,7 @@
 """Harnesses that are npm packages: installed from a lock file, byte for byte, into a directory of their own."""
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -49,12 +51,18 @@ class NpmPackage:
             node.npm_ci(what, runtime, directory)
             if self.finish is not None:
                 self.finish(directory)
-            program = str(self.modules(directory) / self.try_out[0])
-            starter = [str(runtime.node)] if program.endswith((".js", ".mjs", ".cjs")) else []
-            run_tool(f"starting {self.harness}", [*starter, program, *self.try_out[1:]])
+            self._try(directory, runtime)
             report(f"{self.harness} {self.version} is installed ({size_text(directory)})")
 
         install_once(target, build, report)
+
+    def _try(self, directory: Path, runtime: node.Node) -> None:
+        """Start the program once, where it cannot leave files in the home of who runs Polar."""
+        program = str(self.modules(directory) / self.try_out[0])
+        starter = [str(runtime.node)] if program.endswith((".js", ".mjs", ".cjs")) else []
+        with tempfile.TemporaryDirectory() as home:
+            bare = {"PATH": os.environ.get("PATH", os.defpath), "HOME": home, "TMPDIR": home}
+            run_tool(f"starting {self.harness}", [*starter, program, *self.try_out[1:]], env=bare)
 
     def target(self, cache: Path) -> Path:
         """Where the package is, or will be."""

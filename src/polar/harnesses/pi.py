@@ -11,31 +11,45 @@ Facts about 1.6.0 that the launch rests on, each seen in its source and in its r
 - A reply that ends with `length` below the model's `maxTokens` counts as a context overflow: Pi forgets it, compacts and
   asks again. So `maxTokens` is the task's own limit.
 - Exit status 0 says nothing: after errors of the model, too, Pi ends with 0 in JSON mode.
+- It speaks four APIs, by its configuration (option `api`), and is the same agent in each. When it compacts it asks without tools,
+  under a system prompt of its own.
 """
 
 from pathlib import Path
 
 from polar.harnesses.npm import NpmPackage, json_text
-from polar.harnesses.options import check_options
+from polar.harnesses.options import check_options, chosen
 from polar.harnesses.protocol import Endpoint, Launch, Report, shell_probe
 from polar.sandboxes.protocol import Command
-from polar.specs import HarnessProfile, HarnessSpec, Task
+from polar.specs import HarnessProfile, HarnessSpec, KindRule, Task
 
 _PACKAGE = NpmPackage(
     "pi", "@earendil-works/pi-coding-agent", "1.6.0", ("@earendil-works/pi-coding-agent/dist/bundle/cli.js", "--version")
 )
 _PROVIDER = "polar"
+_APIS = {  # option → Pi's name for the API, and what its base URL has after the session's
+    "chat": ("openai-completions", "/v1"),
+    "responses": ("openai-responses", "/v1"),
+    "anthropic": ("anthropic-messages", ""),
+    "google": ("google-generative-ai", "/v1beta"),
+}
+API = tuple(_APIS)
+_CHOICES = {"api": API}
 _CONTEXT_MARGIN = 4096  # tokens of the window that Pi leaves unused
 _RESERVE, _KEEP = 16384, 20000  # Pi's own defaults: free tokens below which it compacts, and recent tokens it keeps then
 
 
 class Pi:
-    """Pi at a pinned version, over the Chat Completions API."""
+    """Pi at a pinned version, over the API that the option `api` names."""
 
     name = "pi"
     version = _PACKAGE.version
     summary = "Pi, a small coding agent: read, bash, edit, write"
-    profile = HarnessProfile("pi", _PACKAGE.version)
+    profile = HarnessProfile(
+        "pi",
+        _PACKAGE.version,
+        kinds=(KindRule("compaction", system=r"^You are a context summarization assistant", tools="none"),),
+    )
     probe = shell_probe("bash")
 
     def installed(self, cache: Path) -> bool:
@@ -47,8 +61,8 @@ class Pi:
         _PACKAGE.install(cache, report)
 
     def check(self, spec: HarnessSpec) -> None:
-        """Pi has no options."""
-        check_options(spec)
+        """`api` is `chat` (the default), `responses`, `anthropic` or `google`."""
+        check_options(spec, choices=_CHOICES)
 
     def launch(self, task: Task, endpoint: Endpoint, *, cache: Path, workspace: str, home: str) -> Launch:
         """One run in JSON mode; the instruction goes to standard input, where nothing in it can be taken for an option."""
@@ -56,7 +70,7 @@ class Pi:
         argv = (
             *(str(runtime.node), str(_PACKAGE.program(cache))),
             *("--print", "--mode", "json", "--no-session", "--no-extensions"),
-            *("--provider", _PROVIDER, "--model", endpoint.model),
+            *("--provider", _PROVIDER, "--model", _model(task, endpoint)),
         )
         environment = {
             "PI_CODING_AGENT_DIR": f"{home}/agent",
@@ -68,9 +82,15 @@ class Pi:
         return Launch(command, {"agent/models.json": _models(task, endpoint), "agent/settings.json": _settings(endpoint)})
 
 
+def _model(task: Task, endpoint: Endpoint) -> str:
+    """The model's name. Google's API has it in the path, where a `/` would be another route."""
+    return endpoint.model.rpartition("/")[2] if chosen(task.harness, "api", _CHOICES) == "google" else endpoint.model
+
+
 def _models(task: Task, endpoint: Endpoint) -> str:
+    api, path = _APIS[chosen(task.harness, "api", _CHOICES)]
     model = {
-        "id": endpoint.model,
+        "id": _model(task, endpoint),
         "name": endpoint.model,
         "reasoning": False,  # whether the policy thinks is its template's business; True would only add `reasoning_effort`
         "input": ["text"],
@@ -79,8 +99,8 @@ def _models(task: Task, endpoint: Endpoint) -> str:
         "maxTokens": task.sampling.max_tokens or endpoint.max_model_len,
     }
     provider = {
-        "baseUrl": f"{endpoint.base_url}/v1",
-        "api": "openai-completions",
+        "baseUrl": f"{endpoint.base_url}{path}",
+        "api": api,
         "apiKey": endpoint.key,
         "models": [model],
     }

@@ -1,6 +1,7 @@
 """Harnesses that are Python programs: pinned, with all that they depend on, in a virtual environment of their own."""
 
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,9 @@ class PythonPackage:
 
     Attributes:
         try_out: a statement that imports what the harness runs.
-        python: the oldest Python that it takes, (major, minor); ours if that is new enough, else one on the path.
         note: what to expect of the installation: "some 750 MB, a minute or more".
+        python: the oldest Python that it takes, (major, minor); ours if that is fit, else one on the path.
+        newest: the newest Python that it takes.
     """
 
     harness: str
@@ -29,6 +31,7 @@ class PythonPackage:
     try_out: str
     note: str
     python: tuple[int, int] = (3, 11)
+    newest: tuple[int, int] = (3, 13)
 
     def installed(self, cache: Path) -> bool:
         """Whether its virtual environment is complete."""
@@ -38,12 +41,12 @@ class PythonPackage:
         """Make the virtual environment; see `Harness.install`.
 
         Raises:
-            InstallError: also where no Python is new enough.
+            InstallError: also where there is no fit Python.
         """
         base = self._base()
         if base is None:
-            wanted = ".".join(map(str, self.python))
-            raise InstallError(f"{self.harness} needs Python {wanted} or newer: put `python{wanted}` on the PATH and try again")
+            fit = _fit(self.python, self.newest)
+            raise InstallError(f"{self.harness} needs Python {' or '.join(fit)}: put `python{fit[0]}` on the PATH and try again")
 
         def build(directory: Path) -> None:
             what = f"installing {self.harness} {self.version}"
@@ -68,6 +71,13 @@ class PythonPackage:
     def interpreter(self, target: Path) -> Path:
         return target / "bin" / "python"
 
+    def script(self, target: Path, name: str) -> tuple[str, ...]:
+        """The command line that runs one of its scripts.
+
+        -I: neither the workspace nor the user's packages shadow what it imports. -u: a log is worth most when the run was killed.
+        """
+        return str(self.interpreter(target)), "-I", "-u", str(target / "bin" / name)
+
     def site_packages(self, target: Path) -> Path:
         base = self._base()
         return target / "lib" / (base.name if base else "python3") / "site-packages"
@@ -79,7 +89,7 @@ class PythonPackage:
         return (str(target), *behind)
 
     def _base(self) -> "_Python | None":
-        return _find(self.python)
+        return _find(self.python, self.newest)
 
     def _pins(self) -> str:
         return (resources.files("polar.harnesses") / "pins" / f"{self.harness}.txt").read_text()
@@ -95,22 +105,33 @@ class _Python:
 
 
 @functools.cache
-def _find(oldest: tuple[int, int]) -> _Python | None:
-    if sys.version_info[:2] >= oldest:
+def _find(oldest: tuple[int, int], newest: tuple[int, int]) -> _Python | None:
+    if oldest <= sys.version_info[:2] <= newest:
         return _Python(sys.executable, sys.base_prefix, f"python{sys.version_info.major}.{sys.version_info.minor}")
-    for minor in range(oldest[1], oldest[1] + 2):
-        name = f"python{oldest[0]}.{minor}"
-        if (found := shutil.which(name)) and (prefix := _prefix(found)):
-            return _Python(str(Path(prefix) / "bin" / name), prefix, name)
+    for version in _fit(oldest, newest):
+        for directory in os.get_exec_path():
+            found = shutil.which(f"python{version}", path=directory)
+            if found and (prefix := _prefix(found, version)):
+                return _Python(str(Path(prefix) / "bin" / f"python{version}"), prefix, f"python{version}")
     return None
 
 
-def _prefix(program: str) -> str:
-    """Where a Python is installed; "" if it does not run (a shim without a version behind it)."""
+def _fit(oldest: tuple[int, int], newest: tuple[int, int]) -> tuple[str, ...]:
+    """The versions from `oldest` to `newest`, as text."""
+    return tuple(f"{oldest[0]}.{minor}" for minor in range(oldest[1], newest[1] + 1))
+
+
+def _prefix(program: str, version: str) -> str:
+    """Where a Python of that version is installed; "" if `program` is none (a shim without a version behind it).
+
+    A shim of pyenv runs only a version that it is told to use, whichever are installed.
+    """
+    ask = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.base_prefix)"
+    told = {**os.environ, "PYENV_VERSION": version}
     try:
-        ended = subprocess.run(
-            [program, "-I", "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, timeout=20, check=False
-        )
+        ended = subprocess.run([program, "-I", "-c", ask], env=told, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return ended.stdout.strip() if ended.returncode == 0 else ""
+    said, _, prefix = ended.stdout.strip().partition("\n")
+    fit = ended.returncode == 0 and said == version and (Path(prefix) / "bin" / f"python{version}").exists()
+    return prefix if fit else ""

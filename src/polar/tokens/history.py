@@ -66,6 +66,8 @@ class History:
         root = tools_root(tools)
         values = chain_values(root, messages, trim=self._trim)
         continuation = self._lineage.find(values, messages)
+        if not self.tree.nodes:  # assistant messages before anybody was asked are the harness's own: examples, not history
+            continuation = Continuation(None)
         if continuation.reply is None:
             return Plan(continuation, root, values[-1], EMPTY, True, tuple(tools), tuple(messages))
         start = self._ends[continuation.reply.call_id, continuation.reply.choice]
