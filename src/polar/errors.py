@@ -11,6 +11,7 @@ PolarError
 │   └── SessionFrozen           409
 └── InfrastructureError     our side or the machine failed; a retry may succeed, and never counts as the agent's failure
     ├── EngineError             the inference server is down, died, or answered nonsense
+    │   └── EngineRefusal           it says that it was asked for what it cannot do (400)
     ├── SandboxError            a sandbox could not be made or run
     ├── StoreError              the store cannot be written or read (disk full, damaged, newer schema)
     ├── InstallError            a harness, Node or a model could not be installed
@@ -94,6 +95,10 @@ class InfrastructureError(PolarError):
 
 class EngineError(InfrastructureError):
     """The inference server is down, died, or answered what it must not."""
+
+
+class EngineRefusal(EngineError):
+    """The inference server says that it was asked for what it cannot do (400)."""
 
 
 class SandboxError(InfrastructureError):

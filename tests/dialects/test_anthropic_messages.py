@@ -650,7 +650,7 @@ def test_depth_without_end_is_refused() -> None:
         (Target("POST", "/messages"), Route("generate")),
         (Target("POST", "/v1/messages/count_tokens"), Route("count_tokens")),
         (Target("GET", "/v1/models", "", TARGET.headers), Route("models")),
-        (Target("GET", "/v1/models/a%2Fb", "", TARGET.headers), Route("models", "a/b")),
+        (Target("GET", "/v1/models/a/b", "", TARGET.headers), Route("models", "a/b")),
         (Target("GET", "/v1/models"), None),
         (Target("GET", "/v1/messages", "", TARGET.headers), None),
         (Target("POST", "/v1/messages/batches"), None),

@@ -183,7 +183,7 @@ def test_models_are_a_list_or_the_one_that_was_named() -> None:
     [
         ("POST", "/chat/completions", Route("generate")),
         ("GET", "/models", Route("models")),
-        ("GET", "/models/a/b%20c", Route("models", "a/b c")),
+        ("GET", "/models/a/b c", Route("models", "a/b c")),
         ("GET", "/chat/completions", None),
         ("POST", "/chat/completions/", None),
         ("POST", "/models", None),

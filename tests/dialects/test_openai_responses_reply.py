@@ -29,6 +29,7 @@ from polar.chat import (
 )
 from polar.dialects.protocol import Fault, Route, Target
 from polar.ids import parse_minted, tool_call_id
+from polar.tokens.lineage import meaning
 from tests.dialects.openai_responses_client import CUSTOM, DIALECT, events, items_read, parse, replies, tool_lists, unminted
 
 CALL = "c3d0000003"
@@ -255,3 +256,10 @@ def test_replies_and_token_counts_are_served_and_the_rest_is_answered_in_this_sh
     assert DIALECT.claims(Target("POST", prefix + "/responses/compact"))
     assert not DIALECT.claims(Target("POST", prefix + "/chat/completions"))
     assert json.loads(DIALECT.token_count(7)) == {"object": "response.input_tokens", "input_tokens": 7}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', "no JSON", '{"input": 1}', '{"input": "x", "more": 1}', '{"input": "x"}'])
+def test_what_the_policy_wrote_for_a_custom_tool_comes_back_as_it_was(arguments: str) -> None:
+    reply = calling("patch", arguments)
+    (read,) = items_read(*whole(asked(PATCH), reply)["output"])
+    assert meaning(read.tool_calls[0].arguments) == meaning(arguments)

@@ -260,3 +260,13 @@ async def test_hanging_up_in_mid_stream_aborts_at_the_engine(serve: Serve) -> No
             await asyncio.sleep(0.01)
         assert stand.log[0].finish == "abort"
         assert [call.status for call in (await stand.captured(session_id)).calls] == ["aborted"]
+
+
+async def test_a_closed_session_is_a_conflict_whatever_the_request_follows(serve: Serve) -> None:
+    async with serve(saying("Hello.")) as stand:
+        session_id, key = await stand.open()
+        first = await stand.client(key).responses.create(model="policy", input="Hi")
+        await stand.gateway.sessions.freeze(session_id)
+        stand.gateway.sessions.forget(session_id)
+        with pytest.raises(openai.ConflictError):
+            await stand.client(key).responses.create(model="policy", input="Go on", previous_response_id=first.id)

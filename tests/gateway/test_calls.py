@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import replace
 
+import aiohttp
 import msgspec
 import openai
 import pytest
@@ -310,3 +311,42 @@ async def test_the_last_call_of_a_session_is_recorded_even_if_it_could_not_be_at
         captured = await stand.captured(session_id)
         assert [call.status for call in captured.calls] == ["ok", "failed"]
         assert sum(call.sampled for call in captured.calls) == sum(len(entry.ids) for entry in stand.log)
+
+
+async def test_the_same_request_eight_times_at_once_is_eight_samples(serve: Serve) -> None:
+    async with serve(working) as stand:
+        session_id, key = await stand.open()
+        client = stand.client(key)
+        for stream in (False, True):
+            talks = [Conversation(client) for _ in range(8)]
+            said = await asyncio.gather(*(talk.ask(stream=stream) for talk in talks))
+            assert len({message["tool_calls"][0]["id"] for message in said}) == 8
+        assert len((await stand.captured(session_id)).calls) == len(stand.log) == 16
+
+
+async def test_a_session_that_is_closed_at_once_counts_its_last_answer_as_delivered(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Done.")) as stand:
+        for stream in (False, True) * 5:
+            session_id, key = await stand.open()
+            await Conversation(stand.client(key), tools=None).ask(stream=stream)
+            (call,) = (await stand.captured(session_id)).calls
+            assert call.delivered
+
+
+async def test_stop_texts_beyond_what_can_be_watched_for_are_unserved(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Done.")) as stand:
+        session_id, key = await stand.open()
+        url = f"{stand.gateway.base_url(key)}/v1/messages"
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stop_sequences": ["x"] * 40}
+        async with aiohttp.request("POST", url, json=body) as reply:
+            assert reply.status == 200
+        (call,) = (await stand.captured(session_id)).calls
+        assert (len(call.requested.stop), call.unserved) == (16, ("stop",))
+
+
+async def test_a_count_of_tokens_that_is_refused_is_no_refused_call(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Done.")) as stand:
+        session_id, key = await stand.open()
+        async with aiohttp.request("POST", f"{stand.gateway.base_url(key)}/v1/messages/count_tokens", data=b"{") as reply:
+            assert reply.status == 400
+        assert not stand.gateway.sessions.by_id(session_id).refused_last

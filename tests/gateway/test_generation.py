@@ -2,15 +2,18 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.audit.session import prove_session
 from polar.engines.scripted import Scripted
 from polar.gateway.generation import TextStopper
 from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve
 from tests.gateway.conversation import Conversation, call_text
 
+OPEN_CALL = 'Go. <tool_call>\n{"name": "x" '
 short = st.text("ab<", max_size=12)
 
 
@@ -111,3 +114,64 @@ async def test_log_probabilities_are_those_that_are_recorded(serve: Serve) -> No
         assert "".join(token.token for token in logprobs.content or []).startswith("Look: <tool_call>")
         assert all(math.isfinite(token.logprob) for token in logprobs.content or [])
         assert (await stand.captured(session_id)).calls[0].sampled == len(entry.ids)
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "shown", "kept"),
+    [
+        ("Hello\n\nWorld and more", "\n\n", "Hello", "Hello\n\n"),
+        ("Hello\n \n\n \nWorld", "\n\n", "Hello\n ", "Hello\n \n\n"),
+        (
+            'Go. <tool_call>\n{"name": "x" END lots of more',
+            "END",
+            'Go. <tool_call>\n{"name": "x" ',
+            'Go. <tool_call>\n{"name": "x" END',
+        ),
+        ("Caf\u00e9 \u65e5\u672cEND more", "\u672cEND", "Caf\u00e9 \u65e5", "Caf\u00e9 \u65e5\u672cEND"),
+        ("<think>END</think>Yes. END. more", "END", "Yes. ", "<think>END</think>Yes. END"),
+        ("All of it. END", "END", "All of it. ", "All of it. END"),
+    ],
+)
+async def test_no_token_after_a_stop_text_is_trained_however_late_it_shows(
+    serve: Serve, said: str, stop: str, shown: str, kept: str
+) -> None:
+    async with serve(lambda call: Scripted(said)) as stand:
+        session_id, key = await stand.open()
+        assert (await Conversation(stand.client(key), tools=None).ask(stop=[stop]))["content"] == shown
+        captured = await stand.captured(session_id)
+        (call,) = captured.calls
+        ids = captured.nodes[call.choices[0].node or 0].ids.tolist()
+        assert stand.renderer.decode(ids).startswith(kept)
+        assert not stand.renderer.decode(ids[:-1]).startswith(kept), "the last id is the one that completes the stop text"
+        assert len(ids) + call.tail == call.sampled == len(stand.log[0].ids)
+        trajectory = build(captured, builder="prefix_merging", status="completed", reward=1.0)
+        assert trajectory.accounting.trained == len(ids)
+
+
+async def test_a_choice_that_is_kept_keeps_its_siblings_from_being_superseded(serve: Serve) -> None:
+    scripts = iter([Scripted("Kept."), Scripted("Cut off", finish="length"), Scripted("After.")])
+    async with serve(lambda call: next(scripts)) as stand:
+        session_id, key = await stand.open()
+        client = stand.client(key)
+        asked = [{"role": "user", "content": "Say."}]
+        await client.chat.completions.create(model="policy", messages=asked, n=2)  # type: ignore[arg-type]
+        later = [*asked, {"role": "assistant", "content": "Kept."}, {"role": "user", "content": "Go on."}]
+        await client.chat.completions.create(model="policy", messages=later)  # type: ignore[arg-type]
+        captured = await stand.captured(session_id)
+        trajectory = build(captured, builder="prefix_merging", status="completed", reward=1.0)
+        assert trajectory.accounting.excluded == {}
+        assert trajectory.accounting.trained == sum(len(entry.ids) for entry in stand.log)
+        assert prove_session(captured, None, stand.renderer).findings == []
+
+
+async def test_twins_are_told_apart_by_an_audit(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Same.", tokens_per_chunk=9)) as stand:
+        session_id, key = await stand.open()
+        client = stand.client(key)
+        asked = [{"role": "user", "content": "Say."}]
+        first = await client.responses.create(model="policy", input="Say.")
+        await client.chat.completions.create(model="policy", messages=asked, n=4)  # type: ignore[arg-type]
+        later = [*asked, {"role": "assistant", "content": "Same."}, {"role": "user", "content": "Go on."}]
+        await client.chat.completions.create(model="policy", messages=later)  # type: ignore[arg-type]
+        assert first.output_text == "Same."
+        assert prove_session(await stand.captured(session_id), None, stand.renderer).findings == []

@@ -56,13 +56,31 @@ async def test_an_agent_that_loses_its_tools_in_mid_history_is_still_the_agent(s
         assert await kinds(stand, session_id) == ["agent", "agent"]
 
 
+async def test_an_agent_that_is_told_to_use_no_tools_is_still_the_agent(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Words.")) as stand:
+        session_id, key = await stand.open()
+        agent = Conversation(stand.client(key), system("You are the agent."))
+        await agent.ask()
+        agent.messages.append({"role": "user", "content": "Go on."})
+        await agent.ask(tool_choice="none")
+        assert await kinds(stand, session_id) == ["agent", "agent"]
+
+
+async def test_a_title_that_comes_first_makes_no_sub_agent_of_the_agent(serve: Serve) -> None:
+    async with serve(policy) as stand:
+        session_id, key = await stand.open()
+        await Conversation(stand.client(key), system("Name this chat."), tools=None).ask()
+        await Conversation(stand.client(key), system("You are the agent.")).ask()
+        assert (await kinds(stand, session_id))[1] == "agent"
+
+
 async def test_a_header_of_the_harness_names_the_kind(serve: Serve) -> None:
     profile = HarnessProfile("codex", kinds=(KindRule("subagent", header="x-openai-subagent"),))
     async with serve(policy) as stand:
         session_id, key = await stand.open(profile)
         agent = Conversation(stand.client(key), system("You are the agent."))
         await agent.ask(extra_headers={"X-OpenAI-Subagent": "collab_spawn"})
-        await Conversation(stand.client(key), system("You are the agent."), tools=None).ask()
+        await Conversation(stand.client(key), system("You are the agent.", "Something else."), tools=None).ask()
         calls = (await stand.captured(session_id)).calls
         assert [call.kind for call in calls] == ["subagent", "agent"]
         assert calls[0].headers["x-openai-subagent"] == "collab_spawn"

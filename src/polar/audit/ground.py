@@ -50,6 +50,7 @@ class Ground:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
+        self._parents = {node.parent.node for node in nodes if node.parent.offset}
         self._first = np.cumsum([0, *(len(node.ids) for node in nodes)], dtype=np.int64)
         total = int(self._first[-1])
         self.ids: Int32Array = np.zeros(total, np.int32)
@@ -61,6 +62,10 @@ class Ground:
     def tokens(self, node_id: int) -> Numbers:
         """Numbers of all tokens of a node."""
         return np.arange(self._first[node_id], self._first[node_id + 1])
+
+    def continued(self, node_id: int) -> bool:
+        """Whether another node begins in it."""
+        return node_id in self._parents
 
     def has(self, at: Position) -> bool:
         """Whether there is such a place."""

@@ -84,15 +84,18 @@ def _check_trajectory(
 
 
 def _claim_path(trace: Trace, free: dict[int, Call], ground: Ground) -> Numbers | None:
-    """The path of a trace, by the sampled span that it ends with; a span is claimed once."""
+    """The path of a trace, by the sampled span that it ends with; a span is claimed once.
+
+    Twins (two choices of the same words) look alike. One that others go on from is no end while there is another.
+    """
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
-    for node, call in free.items():
-        if call.call_id == trace.call_ids[-1]:
-            path = ground.through(node)
-            if np.array_equal(ground.ids[path], ids):
-                del free[node]
-                return path
-    return None
+    ends = [node for node, call in free.items() if call.call_id == trace.call_ids[-1]]
+    ends = [node for node in ends if np.array_equal(ground.ids[ground.through(node)], ids)]
+    if not ends:
+        return None
+    end = min(ends, key=lambda node: (ground.continued(node), node))
+    del free[end]
+    return ground.through(end)
 
 
 def _values_fault(trace: Trace, numbers: Numbers, ground: Ground) -> str:

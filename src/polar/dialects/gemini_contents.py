@@ -5,7 +5,8 @@ two where their signatures name two of our calls. Clients may send calls and res
 the oldest open call of its name, and calls get the ids that their signature stands for, or else those of their place.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,17 +71,33 @@ class _Turn:
     content: list[Part] = field(default_factory=list)
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    minted: list[str] = field(default_factory=list)
+    minted: dict[str, None] = field(default_factory=dict)
+    replies: dict[tuple[str, int], None] = field(default_factory=dict)  # that the signatures name
 
     def continues(self, other: "_Turn") -> bool:
         """Whether this belongs to the same reply as `other`, which is just before it."""
-        return not self.minted or not other.minted or {*map(parse_minted, self.minted)} <= {*map(parse_minted, other.minted)}
+        return not self.replies or not other.replies or self.replies.keys() <= other.replies.keys()
 
     def extend(self, other: "_Turn") -> None:
         self.content += other.content
         self.reasoning += other.reasoning
         self.calls += other.calls
-        self.minted += [value for value in other.minted if value not in self.minted]
+        self.minted |= other.minted
+        self.replies |= other.replies
+
+
+class _OpenCalls:
+    """The calls of the last reply by name, for responses without an id. Clients send ids or none, so one by id takes nothing."""
+
+    def __init__(self, calls: Iterable[ToolCall]) -> None:
+        self._by_name: dict[str, deque[str]] = {}
+        for call in calls:
+            self._by_name.setdefault(call.name, deque()).append(call.id)
+
+    def oldest(self, name: str) -> str:
+        """Take the id of the oldest open call of a name; "" where there is none."""
+        waiting = self._by_name.get(name)
+        return waiting.popleft() if waiting else ""
 
 
 class Contents:
@@ -90,7 +107,7 @@ class Contents:
         self._note = note
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
-        self._open: list[ToolCall] = []
+        self._open = _OpenCalls(())
         self._count = 0
 
     def system_text(self, text: str) -> None:
@@ -138,8 +155,8 @@ class Contents:
         if wire.function_response != NULL:
             raise InvalidRequest(f"{path}.functionResponse: expected in a content of role user, got it from the model")
         signature = base64_of(wire.thought_signature or "")
-        if parse_minted(signature) and signature not in turn.minted:
-            turn.minted.append(signature)
+        if named := parse_minted(signature):
+            turn.minted[signature] = turn.replies[named] = None
         if wire.thought:
             turn.reasoning += "".join(part.text for part in content)
         else:
@@ -154,7 +171,7 @@ class Contents:
         turn, self._turn = self._turn, None
         calls = tuple(_named(turn, index, call) for index, call in enumerate(turn.calls))
         self._messages.append(Message("assistant", _joined(turn.content), turn.reasoning, calls, minted=tuple(turn.minted)))
-        self._open = list(calls)
+        self._open = _OpenCalls(calls)
 
     def _user(self, parts: list[tuple[str, Raw]]) -> None:
         self._close()
@@ -183,11 +200,7 @@ class Contents:
     def _answered(self, wire: _FunctionResponse, index: int) -> str:
         """The id of the call that a response answers."""
         named = _own_id(wire.name, wire.id or "")
-        for call in self._open:
-            if call.id == named if named else call.name == wire.name:
-                self._open.remove(call)
-                return call.id
-        return named or f"gemini_{self._count}_{index}"
+        return named or self._open.oldest(wire.name) or f"gemini_{self._count}_{index}"
 
     def _part(self, path: str, raw: Raw) -> tuple[_Part, list[Part]]:
         """A part, and what of it is content."""
@@ -228,7 +241,7 @@ def _own_id(name: str, id: str) -> str:
 
 def _named(turn: _Turn, index: int, call: ToolCall) -> ToolCall:
     """The call with an id, and with its arguments as the model wrote them."""
-    named = parse_minted(call.id) or next(map(parse_minted, turn.minted), None)
+    named = parse_minted(call.id) or next(iter(turn.replies), None)
     arguments = read_args(call.arguments) if named else call.arguments
     id = call.id or (tool_call_id(*named, index) if named else f"gemini_{turn.place}_{index}")
     return ToolCall(id, call.name, arguments)

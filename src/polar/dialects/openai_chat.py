@@ -6,7 +6,7 @@ import msgspec
 
 from polar.chat import ChatRequest, Choice, Delta, ReasoningDelta, Reply, ToolCall
 from polar.dialects.openai_chat_request import read
-from polar.dialects.openai_common import error_body, models_body, sse, status
+from polar.dialects.openai_common import error_body, models_body, sse, status, token_bytes
 from polar.dialects.protocol import EVENT_STREAM, Fault, ModelCard, Route, Target
 
 
@@ -111,8 +111,7 @@ def _logprobs(request: ChatRequest, choice: Choice) -> dict[str, object] | None:
     if not request.logprobs:
         return None
     content = [
-        {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode()), "top_logprobs": []}
-        for each in choice.logprobs
+        {"token": each.token, "logprob": each.logprob, "bytes": token_bytes(each), "top_logprobs": []} for each in choice.logprobs
     ]
     return {"content": content, "refusal": None}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from polar.chat import ImagePart
+from polar.chat import ImagePart, TokenLogprob
 from polar.dialects.bodies import shortened
 from polar.dialects.protocol import Fault, FaultKind, ModelCard, Route
 from polar.errors import InvalidRequest
@@ -79,3 +79,8 @@ def image_part(place: str, url: str) -> ImagePart:
     if not _IMAGE_TYPE.fullmatch(media_type) or "base64" not in options or not _BASE64.fullmatch(data):
         raise InvalidRequest(f"{place}: expected data:image/…;base64,…, got {shortened(url)}")
     return ImagePart(media_type=media_type, data=data)
+
+
+def token_bytes(token: TokenLogprob) -> list[int] | None:
+    """A token's bytes; None where it is a part of a character, which its text does not show."""
+    return None if "\ufffd" in token.token else list(token.token.encode())

@@ -173,7 +173,7 @@ class InputItems:
                 self._call(call, call.arguments)
             case "custom_tool_call":
                 custom = decode_field(place, raw, _CustomCall)
-                self._call(custom, custom_arguments(custom.input))
+                self._call(custom, custom_arguments(custom.input, custom.id))
             case "function_call_output" | "custom_tool_call_output":
                 self._output(place, decode_field(place, raw, _Output))
             case "item_reference":

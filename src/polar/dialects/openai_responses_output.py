@@ -1,7 +1,8 @@
 """Replies as OpenAI's Responses API has them: an object with one output item each for reasoning, message and every call."""
 
 from polar.chat import ChatRequest, Choice, Reply, Tool, ToolCall
-from polar.dialects.openai_responses_tools import wire_call
+from polar.dialects.openai_common import token_bytes
+from polar.dialects.openai_responses_tools import RAW_CALL, wire_call
 from polar.ids import item_id, response_id, signature
 
 Item = dict[str, object]
@@ -79,7 +80,7 @@ def message_item(call_id: str, outcome: str, content: list[Item]) -> Item:
 def text_part(request: ChatRequest, choice: Choice) -> Item:
     """The message's only part, with the log-probability of each sampled token where the request wants them."""
     logprobs = [
-        {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode()), "top_logprobs": []}
+        {"token": each.token, "logprob": each.logprob, "bytes": token_bytes(each), "top_logprobs": []}
         for each in (choice.logprobs if request.logprobs else ())
     ]
     return {"type": "output_text", "text": choice.message.text, "annotations": [], "logprobs": logprobs}
@@ -88,8 +89,9 @@ def text_part(request: ChatRequest, choice: Choice) -> Item:
 def call_item(tools: tuple[Tool, ...], call_id: str, index: int, call: ToolCall) -> Item:
     """A tool call by the name and in the shape that the harness gave its tool; broken arguments as the policy wrote them."""
     wire = wire_call(call, tools)
+    prefix = RAW_CALL if wire.raw else "ctc" if wire.custom else "fc"
     item: Item = {
-        "id": item_id("ctc" if wire.custom else "fc", call_id, 0, index),
+        "id": item_id(prefix, call_id, 0, index),
         "type": "custom_tool_call" if wire.custom else "function_call",
         "status": "completed",
         "call_id": call.id,

@@ -13,7 +13,9 @@ from polar.chat import Tool, ToolCall
 from polar.dialects.bodies import decode_field, shortened
 from polar.dialects.openai_responses_config import Dropped, as_object
 from polar.errors import InvalidRequest
+from polar.ids import parse_minted
 
+RAW_CALL = "ctr"  # what the id of a `raw` call's item begins with
 _INPUT = Raw(b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}')
 _NO_PARAMETERS = Raw(b"{}")
 _NULL = Raw(b"null")
@@ -109,18 +111,24 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def custom_arguments(text: str) -> str:
-    """The arguments that a custom tool's free text stands for."""
+def custom_arguments(text: str, item: str | None) -> str:
+    """The arguments that a custom tool's free text stands for; `item` is the id that it came back under."""
+    if item and item.startswith(f"{RAW_CALL}_") and parse_minted(item):
+        return text
     return msgspec.json.encode({"input": text}).decode()
 
 
 class WireCall(Struct, frozen=True):
-    """A tool call as the harness is told of it: bare name, its namespace, and the text that is its input."""
+    """A tool call as the harness is told of it: bare name, its namespace, and the text that is its input.
+
+    `raw` says that a custom tool's text is not what the policy put into `input`, but all that it wrote: it put nothing there.
+    """
 
     name: str
     namespace: str
     custom: bool
     input: str
+    raw: bool = False
 
 
 def wire_call(call: ToolCall, tools: Sequence[Tool]) -> WireCall:
@@ -128,16 +136,17 @@ def wire_call(call: ToolCall, tools: Sequence[Tool]) -> WireCall:
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         return WireCall(call.name, "", False, call.arguments)
-    bare = call.name.removeprefix(flat_name("", tool.namespace))
-    return WireCall(bare, tool.namespace, tool.custom, _free_text(call.arguments) if tool.custom else call.arguments)
+    name = call.name.removeprefix(flat_name("", tool.namespace))
+    text = _free_text(call.arguments) if tool.custom else None
+    return WireCall(name, tool.namespace, tool.custom, call.arguments if text is None else text, tool.custom and text is None)
 
 
-def _free_text(arguments: str) -> str:
-    """A custom tool's text; where the policy wrote something else, all that it wrote."""
+def _free_text(arguments: str) -> str | None:
+    """A custom tool's text; None where the policy wrote something else."""
     try:
         return msgspec.json.decode(arguments, type=_Input).input
     except (msgspec.DecodeError, UnicodeEncodeError):
-        return arguments
+        return None
 
 
 def _function(place: str, tool: _Function, dropped: Dropped, namespace: str) -> Tool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from polar.chat import Usage
 from polar.engines.keys import KEY_VARIABLE
 from polar.engines.protocol import EngineFinish, EngineInfo, Generated, LogprobsMode, ResolvedSampling
-from polar.errors import EngineError
+from polar.errors import EngineError, EngineRefusal
 from polar.specs import Float32Array, Int32Array, VersionSpan
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -293,7 +293,8 @@ class VllmEngine:
 
     def _refusal(self, path: str, status: int, said: str) -> EngineError:
         advice = f"; set {KEY_VARIABLE} to the key that the engine was started with" if status == 401 else ""
-        return EngineError(f"the engine at {self.url} answered {path} with {status}: {said}{advice}")
+        kind = EngineRefusal if status == 400 else EngineError
+        return kind(f"the engine at {self.url} answered {path} with {status}: {said}{advice}")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

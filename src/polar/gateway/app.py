@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+from msgspec.structs import replace
+
 from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, TextDelta
 from polar.dialects.protocol import JSON, Dialect, EventWriter, Fault, FaultKind, ModelCard, Route, Target
 from polar.errors import (
@@ -37,6 +39,7 @@ HEADERS_AFTER = 10.0  # seconds without a token after which a stream's headers g
 KEEP_ALIVE_EVERY = 10.0  # seconds of silence after which a stream says that it lives
 LONGEST_ROUTE = 200  # characters of an unknown route that are noted
 STARTED = int(time.time())  # what the models routes give as the time of creation
+MOST_STOPS, LONGEST_STOP = 16, 1024  # stop texts of a call, characters of one
 MAX_BODY = 256 * 1024 * 1024  # bytes of one request
 KEPT_HEADERS = (
     *("user-agent", "x-stainless-retry-count", "anthropic-version", "anthropic-beta", "openai-beta", "x-goog-api-client"),
@@ -156,7 +159,12 @@ class GatewayApp:
     async def _generate(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
         received = time.time()
         body = await connection.body()
-        request = await self._read(dialect, target, body, session)
+        session.check_open()
+        try:
+            request = await self._read(dialect, target, body, session)
+        except InvalidRequest as error:  # no call records it, so the session does
+            session.refused, session.refused_last = str(error), True
+            raise
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
         bodies = addressed(request)
         asked = request_hash(dialect.name, target, request, [digest for digest, _ in bodies])
@@ -171,13 +179,9 @@ class GatewayApp:
             await self._whole(connection, dialect, arrival, self._run(session, arrival))
 
     async def _read(self, dialect: Dialect, target: Target, body: bytes, session: LiveSession) -> ChatRequest:
-        """The request, normalised; the session remembers a refusal, which no call records."""
-        try:
-            request = await follow(dialect.parse(target, body), session, self._backend.capture)
-        except InvalidRequest as error:
-            session.refused, session.refused_last = str(error), True
-            raise
-        return normalise(request, session.stored.profile.normalisers)
+        """The request, normalised."""
+        request = await follow(dialect.parse(target, body), dialect.name, session, self._backend.capture)
+        return bounded(normalise(request, session.stored.profile.normalisers))
 
     def _run(self, session: LiveSession, arrival: Arrival) -> CallRun:
         """The run that answers this request: one in progress whose client has gone, or a new one."""
@@ -191,6 +195,7 @@ class GatewayApp:
 
     async def _whole(self, connection: Connection, dialect: Dialect, arrival: Arrival, run: CallRun) -> None:
         """Answer when the call is committed. If the client goes first, the run goes on for a retry."""
+        run.session.delivering.add(run.call_id)
         waiting, watcher = asyncio.ensure_future(run.done()), asyncio.ensure_future(connection.hung_up())
         try:
             await asyncio.wait({waiting, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -204,10 +209,12 @@ class GatewayApp:
         finally:
             waiting.cancel()
             watcher.cancel()
+            run.session.left(run.call_id)
 
     async def _stream(self, connection: Connection, dialect: Dialect, arrival: Arrival, run: CallRun) -> None:
         """Send deltas as they come, and what can be acted on once it is committed."""
         writer = dialect.events(arrival.request, run.call_id, int(arrival.received))
+        run.session.delivering.add(run.call_id)
         watcher = asyncio.create_task(_watch(connection, run))
         try:
             deltas = await run.feed.take(HEADERS_AFTER)
@@ -222,6 +229,7 @@ class GatewayApp:
             watcher.cancel()
             if connection.gone:
                 run.stop()
+            run.session.left(run.call_id)
 
     async def _send_deltas(self, connection: Connection, writer: EventWriter, run: CallRun, deltas: list[Delta]) -> None:
         while not connection.gone:
@@ -259,8 +267,8 @@ class GatewayApp:
         self._delivered(connection, session, call)
 
     def _delivered(self, connection: Connection, session: LiveSession, call: Call) -> None:
-        """Note that the last byte went out. A lost note only means that a retry would be replayed."""
-        if connection.gone:
+        """Note that the last byte went out, unless the session's result has been counted without it."""
+        if connection.gone or session.counted:
             return
         session.deliver(call)
         self._backend.store.note_delivered(session.session_id, call.call_id)
@@ -275,6 +283,16 @@ async def _watch(connection: Connection, run: CallRun) -> None:
     await connection.hung_up()
     run.feed.hang_up()
     run.stop()
+
+
+def bounded(request: ChatRequest) -> ChatRequest:
+    """The request with no more stop texts than can be watched for at every token; the rest is unserved."""
+    stop = request.sampling.stop
+    kept = tuple(text for text in stop if len(text) <= LONGEST_STOP)[:MOST_STOPS]
+    if kept == stop:
+        return request
+    sampling = replace(request.sampling, stop=kept)
+    return replace(request, sampling=sampling, unserved=(*request.unserved, "stop"))
 
 
 def split_key(path: str, query: str, headers: dict[str, str]) -> tuple[str, str]:

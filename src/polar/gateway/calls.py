@@ -17,7 +17,15 @@ import xxhash
 
 from polar.chat import ChatRequest, Choice, Delta, ImagePart, Reply, TokenLogprob, Usage
 from polar.engines.protocol import Engine, EngineInfo, ResolvedSampling
-from polar.errors import CaptureError, ContextLengthExceeded, PolarError, RequestError, StoreError
+from polar.errors import (
+    CaptureError,
+    ContextLengthExceeded,
+    EngineRefusal,
+    InvalidRequest,
+    PolarError,
+    RequestError,
+    StoreError,
+)
 from polar.gateway.feed import Feed
 from polar.gateway.generation import Generation
 from polar.gateway.kinds import call_kind
@@ -90,8 +98,8 @@ class CallRun:
         self._sent = 0.0
         self._committed = 0.0
         self.stopped = False
-        parser, sampling = session.history.renderer.parser, arrival.request.sampling
-        self._choices = [Generation(self.call_id, index, parser(), sampling.stop) for index in range(sampling.n)]
+        renderer, sampling = session.history.renderer, arrival.request.sampling
+        self._choices = [Generation(self.call_id, index, renderer, sampling.stop) for index in range(sampling.n)]
         self._task: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
 
@@ -128,6 +136,8 @@ class CallRun:
             await self._prepare()
             await self._generate()
             await self._settle()
+        except EngineRefusal as error:
+            await self._fail(self._refused(error))
         except PolarError as error:
             await self._fail(error)
         except Exception as error:  # a bug of ours must fail the call in its dialect, with its traceback in the log
@@ -144,6 +154,7 @@ class CallRun:
         plan = self._plan = history.plan(request.messages, request.tools)
         rules = session.stored.profile.kinds
         self._kind = call_kind(rules, request, self._arrival.headers, plan, session.calls, session.threads)
+        session.threads.note_asked(self._kind, request.messages, has_tools=bool(request.tools))
         ids = history.render(plan) if plan.size < ENCODE_ON_LOOP else await asyncio.to_thread(history.render, plan)
         self._prompt = history.place(plan, ids, self.call_id)
         self._prompt_ids = history.tree.path(self._prompt)
@@ -188,7 +199,7 @@ class CallRun:
         call, messages = self._record("ok"), self._arrival.request.messages
         await self._commit(call)
         self.session.history.answered(call, messages)
-        self.session.threads.note(call, messages, has_tools=bool(self._arrival.request.tools))
+        self.session.threads.note_answered(call)
         self.feed.put(deltas)
 
     def _hang_whole(self) -> None:
@@ -204,6 +215,11 @@ class CallRun:
         ids, logprobs, versions = choice.kept()
         tree = self.session.history.tree
         self._nodes[choice.choice] = tree.add_sampled(self._prompt, ids, logprobs, versions, self.call_id, choice.choice).node_id
+
+    def _refused(self, error: EngineRefusal) -> PolarError:
+        """Asking again helps nobody if it is the harness's schema that the engine refuses."""
+        constrained = self._sampling is not None and self._sampling.json_schema is not None
+        return InvalidRequest(f"response_format: {error}") if constrained else error
 
     async def _fail(self, error: PolarError) -> None:
         self.error = error

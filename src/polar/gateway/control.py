@@ -2,7 +2,7 @@
 
 | route | answer |
 |---|---|
-| `POST /sessions` | `session_id`, `key`, `base_url`, `base_urls`; the body may give `task_id`, `sampling`, `profile`, `metadata` |
+| `POST /sessions` | `session_id`, `key`, `base_url`, `base_urls`; the body may give `task_id`, `sampling`, `profile`, … |
 | `POST /sessions/{id}/freeze` | `{"session_id", "calls"}` |
 | `GET /sessions/{id}/trajectory?builder=…&reward=…` | the trajectory in its published shape |
 """

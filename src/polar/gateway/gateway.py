@@ -20,6 +20,7 @@ from polar.gateway.sessions import Sessions
 from polar.store.capture import CaptureReader, CaptureStore
 from polar.tokens.rendering import Renderer
 
+CORKED_BYTES = 65536
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -126,11 +127,15 @@ class _Corked:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._parts: list[bytes] = []
+        self._size = 0
 
     def write(self, data: bytes) -> None:
         if not self._parts:
             asyncio.get_running_loop().call_soon(self._flush)
         self._parts.append(data)
+        self._size += len(data)
+        if self._size > CORKED_BYTES:
+            self._flush()  # so that the transport can say that its client does not read
 
     def close(self) -> None:
         self._flush()
@@ -140,6 +145,7 @@ class _Corked:
         if self._parts:
             self._transport.write(b"".join(self._parts))
             self._parts.clear()
+            self._size = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)

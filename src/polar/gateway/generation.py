@@ -1,10 +1,12 @@
 """One choice in the making: what the engine samples, what the parser reads of it, and where a stop text ends it.
 
 A stop text is honoured here, not by the engine: the sampled ids keep the tokens that spell it, the harness is shown what is
-before it, and what the engine samples until its abort arrives is dropped and counted.
+before it, and what the engine samples after it is dropped and counted. Parsers hold text back, so a stop text may be seen
+late; the cut is where a reader of the ids alone would have seen it first.
 """
 
 import asyncio
+import bisect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +21,10 @@ from polar.errors import EngineError
 from polar.ids import tool_call_id
 from polar.specs import Float32Array, Int32Array, VersionSpan
 from polar.tokens.detectors import check_counts, check_logprobs, check_stop, check_versions
-from polar.tokens.rendering import ParsedReply, ReplyParser
+from polar.tokens.rendering import ParsedReply, Renderer
 
 log = logging.getLogger(__name__)
+_ANCHOR = 64  # characters before a stop text by which it is found among what the ids spell
 ABORT_PATIENCE = 5.0  # seconds that an engine has to end an aborted stream
 
 Put = Callable[[list[Delta]], None]
@@ -32,14 +35,14 @@ class Generation:
 
     Attributes:
         ids: all that was sampled, `tail` included.
-        tail: tokens at the end of `ids` that came after a stop text.
+        tail: tokens at the end of `ids` that came after a stop text; known once `read`.
         finish: what the engine said at the end; "" as long as it goes on, and when it broke off.
         stop_sequence: the stop text that ended it.
         first, last: unix seconds of its first and last token; 0 without one.
         parsed: the whole reply, once `read`.
     """
 
-    def __init__(self, call_id: str, choice: int, parser: ReplyParser, stops: Sequence[str]) -> None:
+    def __init__(self, call_id: str, choice: int, renderer: Renderer, stops: Sequence[str]) -> None:
         self.request_id = f"{call_id}-{choice}" if choice else call_id
         self.choice = choice
         self.ids: list[int] = []
@@ -48,7 +51,9 @@ class Generation:
         self.first = self.last = 0.0
         self.parsed: ParsedReply | None = None
         self._call_id = call_id
-        self._parser = parser
+        self._fresh_parser = renderer.parser
+        self._decode = renderer.decode
+        self._parser = renderer.parser()
         self._stopper = TextStopper(stops)
         self._logprobs: list[float] = []
         self._versions: tuple[VersionSpan, ...] = ()
@@ -77,6 +82,8 @@ class Generation:
         try:
             async with self._limit, aclosing(chunks):
                 self._engine = engine
+                if self._stopping:
+                    self._abort_now(engine)
                 async for chunk in chunks:
                     put(self._take(chunk))
         except TimeoutError:
@@ -85,18 +92,39 @@ class Generation:
             self._engine = None
 
     def stop(self) -> None:
-        """Have the engine abort, if it samples."""
-        if self._engine is not None and not self._stopping and not self.finish:
+        """Have the engine abort: now, or as soon as it is asked."""
+        if not self._stopping and not self.finish:
             self._stopping = True
-            self._limit.reschedule(asyncio.get_running_loop().time() + ABORT_PATIENCE)
-            self._abort = asyncio.create_task(self._abort_upstream(self._engine))
+            if self._engine is not None:
+                self._abort_now(self._engine)
 
     def read(self) -> list[Delta]:
         """Read to the end: the deltas still held back. `parsed` is there afterwards."""
-        deltas, parsed = self._parser.finish()
+        deltas, self.parsed = self._parser.finish()
         shown = self._show(deltas, last=True)
-        self.parsed = structs.replace(parsed, text=self._stopper.shown) if self._stopper.active else parsed
+        if self.stop_sequence:
+            kept = self._shortest()
+            self.tail = len(self.ids) - kept
+            self.parsed = structs.replace(self._parse(kept), text=self._stopper.shown)
         return shown
+
+    def _shortest(self) -> int:
+        """How many ids say all that was shown, and the stop text after it."""
+        shown, stop = self._stopper.shown, self.stop_sequence
+        size = _first(len(self.ids), lambda size: self._parse(size).text.startswith(shown + stop))
+        # A parser gives whitespace out when words follow: those are not kept.
+        text = self._decode(self.ids[:size])
+        at = text.rfind(shown[-_ANCHOR:] + stop)
+        if at < 0:
+            return size
+        said = text[: at + len(shown[-_ANCHOR:]) + len(stop)]
+        return _first(size, lambda size: self._decode(self.ids[:size]).startswith(said))
+
+    def _parse(self, size: int) -> ParsedReply:
+        """The first `size` ids, read on their own."""
+        parser = self._fresh_parser()
+        parser.push(self.ids[:size])
+        return parser.finish()[1]
 
     def check(self, prompt_tokens: int, stop_ids: Sequence[int]) -> None:
         """Whether the tokens can be trusted.
@@ -106,7 +134,9 @@ class Generation:
         """
         check_counts(self.ids, self._logprobs, prompt_tokens, self._usage)
         check_logprobs(np.asarray(self._logprobs, np.float32))
-        if not self.stop_sequence:
+        if self.stop_sequence:
+            check_stop(self.ids[: len(self.ids) - self.tail], False, stop_ids)
+        else:
             check_stop(self.ids, self.finish == "stop", stop_ids)
         self._versions = check_versions(self._versions, len(self.ids))
 
@@ -146,15 +176,8 @@ class Generation:
         return deltas
 
     def _read(self, ids: Sequence[int]) -> list[Delta]:
-        """Deltas of the next ids. With stop texts token by token, so that the one which completes a text is the last."""
-        if not self._stopper.active:
-            return self._show(self._parser.push(ids))
-        deltas: list[Delta] = []
-        for place, token in enumerate(ids):
-            if self.stop_sequence:
-                self.tail += len(ids) - place
-                break
-            deltas += self._show(self._parser.push((token,)))
+        ended = bool(self.stop_sequence)
+        deltas = [] if ended else self._show(self._parser.push(ids))
         if self.stop_sequence:
             self.stop()
         return deltas
@@ -168,11 +191,20 @@ class Generation:
             deltas = [*kept, TextDelta(text)] if text else kept
         return [structs.replace(delta, choice=self.choice) for delta in deltas] if self.choice else deltas
 
+    def _abort_now(self, engine: Engine) -> None:
+        self._limit.reschedule(asyncio.get_running_loop().time() + ABORT_PATIENCE)
+        self._abort = asyncio.create_task(self._abort_upstream(engine))
+
     async def _abort_upstream(self, engine: Engine) -> None:
         try:
             await engine.abort(self.request_id)
         except EngineError as error:
             log.warning("abort of call %s: %s", self.request_id, error)
+
+
+def _first(size: int, holds: Callable[[int], bool]) -> int:
+    """The smallest number below `size` for which something holds that also holds for all larger ones; else `size`."""
+    return bisect.bisect_left(range(size), True, key=holds)
 
 
 class TextStopper:

@@ -1,13 +1,15 @@
 """Which sort of call is this? (C06)
 
 The rules of the harness's profile come first: headers and phrases that its makers chose. Where none holds, structure decides:
-a call that goes on from another, or leaves it, is what that one was; of those that start anew, one without tools beside an agent
-that has some is auxiliary, and one with tools under another system prompt is a sub-agent.
+a call that goes on from another, leaves it, or begins as it did, is what that one was; of the others, one without tools beside an
+agent that has some is auxiliary, and one with tools under another system prompt is a sub-agent.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import xxhash
 
 from polar.chat import ChatRequest, Message
 from polar.specs import CallKind, KindRule
@@ -23,20 +25,27 @@ class Threads:
     """What a session has seen of its agents.
 
     Attributes:
-        system: hash of the system messages of the first agent call.
+        system: hash of the system messages of the first agent call with tools.
         with_tools: an agent call had tools.
+        starts: how agents' and sub-agents' histories begin, and the kind of each.
         summaries: (call, its telling line) of compactions, the newest last.
     """
 
     system: str = ""
     with_tools: bool = False
+    starts: dict[str, CallKind] = field(default_factory=dict)
     summaries: list[tuple[str, str]] = field(default_factory=list)
 
-    def note(self, call: Call, messages: Sequence[Message], *, has_tools: bool) -> None:
-        """Remember an answered call."""
-        if call.kind == "agent":
+    def note_asked(self, kind: CallKind, messages: Sequence[Message], *, has_tools: bool) -> None:
+        """Remember a call of that kind."""
+        if has_tools and kind == "agent":
             self.system = self.system or system_text(messages)
-            self.with_tools = self.with_tools or has_tools
+            self.with_tools = True
+        if has_tools and kind in ("agent", "subagent"):
+            self.starts.setdefault(_start(messages), kind)
+
+    def note_answered(self, call: Call) -> None:
+        """Remember what a compaction said."""
         if call.kind == "compaction" and call.choices:
             self.summaries.append((call.call_id, _telling(call.choices[0].message.text)))
 
@@ -63,11 +72,19 @@ def call_kind(
     parent = calls.get(plan.parent_call)
     if parent is not None and (plan.continuation.reply is not None or parent.kind in ("agent", "subagent")):
         return parent.kind
+    if known := threads.starts.get(_start(request.messages)):
+        return known
     if not request.tools and threads.with_tools:
         return "auxiliary"
     if threads.system and request.tools and system_text(request.messages) != threads.system:
         return "subagent"
     return "agent"
+
+
+def _start(messages: Sequence[Message]) -> str:
+    """Hash of a history's system messages and the first message after them."""
+    first = next((message.text for message in messages if message.role != "system"), "")
+    return xxhash.xxh3_128_hexdigest(system_text(messages).encode() + first.encode("utf-8", "surrogatepass"))
 
 
 def _holds(rule: KindRule, request: ChatRequest, headers: Mapping[str, str]) -> bool:

@@ -14,10 +14,11 @@ from polar.store.capture import CaptureReader
 from polar.tokens.records import Call
 
 
-async def follow(request: ChatRequest, session: LiveSession, capture: Path) -> ChatRequest:
+async def follow(request: ChatRequest, dialect: str, session: LiveSession, capture: Path) -> ChatRequest:
     """The request with the prompt and the reply that it follows in front of its own messages.
 
-    Instructions hold for one request: those of the earlier one are left out, this one's come first.
+    Calls of another dialect cannot be followed: their ids have another form. Instructions hold for one request: those of the
+    earlier one are left out, this one's come first.
 
     Raises:
         InvalidRequest: the session has no such reply.
@@ -25,7 +26,7 @@ async def follow(request: ChatRequest, session: LiveSession, capture: Path) -> C
     if not request.previous:
         return request
     call = session.calls.get(request.previous)
-    if call is None or call.status != "ok":
+    if call is None or call.status != "ok" or call.dialect != dialect:
         raise InvalidRequest(f"previous_response_id: this session has no reply of the id that call {request.previous} would have")
     earlier = await asyncio.to_thread(_prompt, capture, call)
     own = 1 if "instructions" in request.extra else 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from polar.tokens.lineage import tools_root
 from polar.tokens.records import Call
 from polar.tokens.rendering import Renderer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class LiveSession:
@@ -30,6 +33,8 @@ class LiveSession:
         calls: the recorded calls by id; `runs` are those in progress.
         answered, aborted, replaced: the newest answer and the aborted calls by their request's hash, and calls asked again.
         arrived: calls so far; the next one's ordinal.
+        counted: frozen for good: what is stored of it does not change any more.
+        delivering: calls whose client still waits for the reply, or is getting it.
         committing: held while a call of this session is written.
         threads: what it has seen of its agents, by which kinds are told.
         unknown_routes: how often each route that nobody serves was asked for (C11).
@@ -53,11 +58,38 @@ class LiveSession:
     stored_bodies: set[str] = field(default_factory=set)
     unstored: dict[str, tuple[Call, dict[str, bytes]]] = field(default_factory=dict)
     frozen: bool = False
+    counted: bool = False
+    delivering: set[str] = field(default_factory=set)
+    all_left: asyncio.Event = field(default_factory=asyncio.Event)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def session_id(self) -> str:
         return self.stored.session_id
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            SessionFrozen: the session is closed.
+        """
+        if self.frozen:
+            raise SessionFrozen(f"session {self.session_id} is closed to further calls")
+
+    def left(self, call_id: str) -> None:
+        """The connection that was to get a call's reply has ended."""
+        self.delivering.discard(call_id)
+        if not self.delivering:
+            self.all_left.set()
+
+    async def deliveries(self) -> None:
+        """Wait, for `DELIVERY_PATIENCE` seconds at most, until no reply is on its way."""
+        if self.delivering:
+            self.all_left.clear()
+            try:
+                async with asyncio.timeout(DELIVERY_PATIENCE):
+                    await self.all_left.wait()
+            except TimeoutError:
+                log.warning("session %s is closed while %d replies are on their way", self.session_id, len(self.delivering))
 
     def admit(self) -> int:
         """Ordinal of a call that arrives now.
@@ -65,8 +97,7 @@ class LiveSession:
         Raises:
             SessionFrozen: the session is closed.
         """
-        if self.frozen:
-            raise SessionFrozen(f"session {self.session_id} is closed to further calls")
+        self.check_open()
         self.refused_last = False
         self.arrived += 1
         return self.arrived - 1
@@ -90,7 +121,7 @@ class LiveSession:
     def undelivered(self, request_hash: str) -> Call | None:
         """The committed answer to this very request that never reached its client (D9): it is replayed."""
         call = self.calls.get(self.answered.get(request_hash, ""))
-        return None if call is None or call.delivered else call
+        return None if call is None or call.delivered or call.call_id in self.delivering else call
 
     def deliver(self, call: Call) -> None:
         """Note that the reply reached its client: the same request again is a new sample."""
@@ -112,6 +143,7 @@ class LiveSession:
         return next((call_id for call_id in gone if call_id not in self.replaced), "")
 
 
+DELIVERY_PATIENCE = 2.0  # seconds
 NO_TOOLS = tools_root(())
 
 
@@ -191,6 +223,8 @@ class Sessions:
             run.stop()
         for run in runs:
             await run.done()
+        await session.deliveries()
+        session.counted = True
         await self._store_late(session)
         await self._store.freeze(session_id)
         return session
@@ -250,7 +284,8 @@ class Sessions:
                 bodies = reader.messages(call.message_hashes)
                 messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]
                 session.history.answered(call, messages)
-                session.threads.note(call, messages, has_tools=call.tools_hash != NO_TOOLS)
+                session.threads.note_asked(call.kind, messages, has_tools=call.tools_hash != NO_TOOLS)
+                session.threads.note_answered(call)
 
     def _add(self, session: LiveSession) -> None:
         self._by_key[session.stored.key_hash] = session

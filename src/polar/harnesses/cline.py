@@ -2,24 +2,26 @@
 
 Facts about 3.0.65 that the launch rests on, each seen in its source or in its requests:
 
-- Telemetry and updates are off. The host of its feature flags, data.cline.bot, is still looked up, twice; without a network that
-  fails without a word and delays nothing.
+- Telemetry and updates are off. The host of its feature flags, data.cline.bot, is still looked up, twice; where it is not
+  found, nothing is said of it or waits for it.
 - Standard input it reads from a pipe only, not from a file, and never when it prints events: so the instruction is an argument.
   Whitespace around it is lost. A single word would be taken for a command, and so would a first `/name`: a word of ours goes
-  before these. No spelling keeps `@./path` and `@/path` of an existing file from being replaced by that file's text.
+  before these. No spelling keeps it from adding the text of a file that `@path` names, if the workspace has such a file.
 - Sessions go through a daemon, unless the backend is `local`.
 - It summarises at 90 % of `contextWindow`, by its own count of tokens, in a request of its own without tools. In requests it asks
   for as many tokens as that count leaves of the window; `maxTokens` is for summaries alone. After a request that was too long it
   cuts old tool results out of the history and goes on.
+- The same call five times in a row ends the run, with status 0. A stream that breaks after some text ends it too, with status 1;
+  other faults it survives.
 - Sub-agents (`spawn_agent`) have the system prompt that the parent writes for them; the parent waits.
-- The system prompt holds date and working directory. `.clinerules` of the workspace join it.
+- The system prompt holds date and working directory. `.clinerules` and `AGENTS.md` of the workspace join it.
 """
 
 import re
 from pathlib import Path
 
 from polar.errors import InstallError
-from polar.harnesses.arguments import as_argument, as_prose
+from polar.harnesses.arguments import as_argument
 from polar.harnesses.npm import NpmPackage, json_text
 from polar.harnesses.options import check_options
 from polar.harnesses.protocol import Endpoint, Launch, Report, Turn
@@ -32,7 +34,7 @@ _PROVIDER = "openai-compatible"
 _SUMMARY = 32_000  # tokens of a summary that are asked for at most
 
 
-def _place_program(directory: Path) -> None:
+def place_program(directory: Path) -> None:
     """What the package's own `postinstall.mjs` does: the program gets one place on every system.
 
     Raises:
@@ -46,7 +48,7 @@ def _place_program(directory: Path) -> None:
     found[0].replace(modules / _PROGRAM)
 
 
-_PACKAGE = NpmPackage("cline", "cline", "3.0.65", (_PROGRAM, "--version"), _place_program)
+_PACKAGE = NpmPackage("cline", "cline", "3.0.65", (_PROGRAM, "--version"), place_program)
 
 
 def _run(command: str) -> tuple[str, dict[str, object]]:
@@ -105,7 +107,8 @@ class Cline:
 
 def _prompt(task: Task) -> str:
     text = as_argument(task)
-    return as_prose(text) if re.search(r"\s", text.strip()) else f"Task: {text}"
+    a_command = text.lstrip().startswith("/") or not re.search(r"\s", text.strip())
+    return f"Task: {text}" if a_command else text
 
 
 def _providers(task: Task, endpoint: Endpoint) -> str:

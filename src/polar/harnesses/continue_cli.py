@@ -2,12 +2,14 @@
 
 Facts about 1.5.47 that the launch rests on, each seen in its source or in its requests:
 
-- Telemetry is off. One request stays, for the newest version at api.continue.dev: it is written into the program, fails without
-  a word where there is no network, and delays nothing.
+- Telemetry is off. One request stays, for the newest version at api.continue.dev: it is written into the program, and where
+  that name is not found, nothing is said of it or waits for it.
 - It reads its instruction from standard input, without the whitespace around it. `/compact` alone would be a command.
-- Reasoning is dropped from its history, and arguments of tools are written anew.
+- Reasoning is dropped from its history, and arguments of tools are written anew. After a stream that broke it asks again, but
+  what had arrived stays in front of the new answer, so the next turn forks.
 - It compacts by its own count of tokens, of another tokenizer: `maxTokens`, and as much again but 15,000 at most, before the end
-  of the window, with the conversation's tools and system prompt. All that is left then is the summary, as the policy's turn.
+  of the window, with the conversation's tools and system prompt. All that is left then is the summary, as the policy's turn;
+  and the first answer after it is followed by a `continue`.
 - Replies of `maxTokens` must leave room for a prompt, or it refuses to start.
 - A name of OpenAI's (`gpt-5…`, `o3…`) would be asked over the Responses API; a policy should not be named like that.
 - Commands run in a login shell, which sets `PATH` anew (`/etc/profile`), and `.env` of the workspace joins its environment.

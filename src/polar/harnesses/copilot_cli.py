@@ -5,12 +5,12 @@ Facts about 1.0.102 that the launch rests on, each seen in its requests or in it
 - Pointed at a provider of one's own and told to be offline, it needs no account and looks up no name at all.
 - It speaks three APIs, by the option `api`, and is the same agent in each. The first prompt has some 12,300 tokens: a third of
   a window of 32,768 tokens, so smaller ones are of little use.
-- Compactions and sub-agents name themselves in `x-interaction-type`. A compaction comes without tools and runs beside the agent,
-  which goes on meanwhile: both branches leave the same call.
-- It compacts at some 80 % of `COPILOT_PROVIDER_MAX_PROMPT_TOKENS`, and asks for `…_MAX_OUTPUT_TOKENS` in every request.
-- On standard input the instruction is text, word for word: no commands, no mentions. Its own `<current_datetime>` goes before it.
+- Compactions and sub-agents name themselves in `x-interaction-type`. A compaction comes without tools, at first beside the agent,
+  which goes on meanwhile; only when little is left of `COPILOT_PROVIDER_MAX_PROMPT_TOKENS` does the agent wait for it.
+- On standard input the instruction is text, but for whitespace at its end: no commands, no mentions. The time goes before it.
 - The system prompt holds working directory, system, model and the session's folder, which is named by the session's id: with a
-  fixed id, sessions whose sandboxes show the same paths get the same system prompt. `AGENTS.md` and the like join it.
+  fixed id, sessions whose sandboxes show the same paths get the same system prompt. `AGENTS.md` and
+  `.github/copilot-instructions.md` of the workspace join it.
 - The program unpacks 235 MB into a cache before it starts: here when it is installed, not in every session.
 """
 
@@ -38,7 +38,7 @@ _PROGRAM = "@github/copilot/copilot"  # on every system
 _UNPACKED = "unpacked"
 
 
-def _finish(directory: Path) -> None:
+def finish(directory: Path) -> None:
     """Put the program of this machine beside its package, and have it unpack itself, once for all sessions.
 
     Raises:
@@ -55,7 +55,7 @@ def _finish(directory: Path) -> None:
     run_tool("unpacking copilot_cli", [str(program)], env=alone)
 
 
-_PACKAGE = NpmPackage("copilot_cli", "@github/copilot", "1.0.102", (_PROGRAM, "--version"), _finish)
+_PACKAGE = NpmPackage("copilot_cli", "@github/copilot", "1.0.102", (_PROGRAM, "--version"), finish)
 
 
 class CopilotCli:

@@ -31,7 +31,8 @@ from polar.store.sqlite import Reader, Schema, Writer
 from polar.tokens.records import Call, Node
 
 log = logging.getLogger(__name__)
-NOTES_AFTER = 0.25  # seconds
+NOTES_AFTER = 0.05  # seconds
+NOTES_AGAIN = 5.0  # seconds after which notes that could not be written are tried again
 
 # Big rows are in the order of writing, so that pages fill up whatever order sessions interleave in; small indices find them.
 _SCHEMA = Schema(
@@ -159,16 +160,17 @@ class CaptureStore:
             await self._writer.submit(work)
         except BaseException:
             self._notes[:0] = notes
+            if notes:
+                self._note_later(NOTES_AGAIN)
             raise
 
     def note_delivered(self, session_id: str, call_id: str) -> None:
         """Note that the last byte of a call's reply went out: with the next commit, or after `NOTES_AFTER` seconds.
 
-        A note that a crash loses means that the same request again would get the same answer again, and no more.
+        A call whose note a crash loses counts as not delivered, unless a later prompt holds its answer.
         """
         self._notes.append((session_id, call_id))
-        if self._notes_timer is None:
-            self._notes_timer = asyncio.get_running_loop().call_later(NOTES_AFTER, self._flush_soon)
+        self._note_later(NOTES_AFTER)
 
     async def flush(self) -> None:
         """Write the notes now. Those that cannot be written go with the next commit; that is logged."""
@@ -177,7 +179,12 @@ class CaptureStore:
                 await self._writer.submit(lambda connection: _put_notes(connection, notes))
             except StoreError as error:
                 self._notes[:0] = notes
+                self._note_later(NOTES_AGAIN)
                 log.warning("the delivery of %d calls is not noted yet: %s", len(notes), error)
+
+    def _note_later(self, seconds: float) -> None:
+        if self._notes_timer is None:
+            self._notes_timer = asyncio.get_running_loop().call_later(seconds, self._flush_soon)
 
     def _flush_soon(self) -> None:
         self._notes_timer = None
@@ -204,6 +211,7 @@ class CaptureStore:
     async def close(self) -> None:
         """Write what is queued, fold the WAL into the file, and let others write it. Closing twice is fine."""
         await self.flush()
+        self._take_notes()  # nothing is written after this
         await self._writer.close()
 
     def _number(self, connection: Connection, session_id: str) -> int:

@@ -46,6 +46,8 @@ class Plan:
     def size(self) -> int:
         """Characters to encode, to decide whether that is done off the event loop."""
         texts = sum(len(part.text) for message in self.new for part in message.content)
+        texts += sum(len(message.reasoning) for message in self.new)
+        texts += sum(len(call.arguments) for message in self.new for call in message.tool_calls)
         tools = () if self.continuation.reply else self.tools
         return texts + sum(len(tool.description) + len(bytes(tool.parameters)) for tool in tools)
 

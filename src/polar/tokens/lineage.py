@@ -90,10 +90,11 @@ class Lineage:
         last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=None)
         if last is None:
             return Continuation(None)
-        left = _named_call(messages[last])
+        named = _named_reply(messages[last])
+        left = named.call_id if named else ""
         candidates = self._replies.get(values[last + 1], [])
-        if left:
-            candidates = [reply for reply in candidates if reply.call_id == left]
+        if named:
+            candidates = [reply for reply in candidates if reply == named]
         if len(candidates) == 1:
             return Continuation(candidates[0], last + 1)
         reason = "ambiguous" if candidates else self._why(left, values, messages)
@@ -118,11 +119,11 @@ def system_text(messages: Sequence[Message]) -> str:
     return digest.hexdigest()
 
 
-def _named_call(message: Message) -> str:
-    """The call that a reply's own identifiers name; "" where there is none or they disagree."""
+def _named_reply(message: Message) -> Reply | None:
+    """The reply that a message's own identifiers name; None where there are none or they disagree."""
     minted = (*(call.id for call in message.tool_calls), *message.minted)
-    named = {parsed[0] for value in minted if (parsed := parse_minted(value))}
-    return named.pop() if len(named) == 1 else ""
+    named = {parsed for value in minted if (parsed := parse_minted(value))}
+    return Reply(*named.pop()) if len(named) == 1 else None
 
 
 def meaning(arguments: str) -> bytes:

@@ -141,20 +141,21 @@ def _continued(call: Call, calls: Sequence[Call], tree: TokenTree) -> bool:
 
 def _cut_and_asked_again(calls: Sequence[Call], tree: TokenTree) -> set[str]:
     """C05: calls whose answer was cut by `length`, and which a later call asks again, or goes on from without the answer."""
-    cut = {call.call_id: nodes for call in calls if (nodes := _cut_nodes(call))}
+    cut = {call.call_id for call in calls if _is_cut(call)}
     prompts = [(call, {node.node_id: stop for node, stop in tree.spans(call.prompt)}) for call in calls] if cut else []
     asked_again: set[str] = set()
     for call in calls:
         if call.call_id in cut:
             later = [(other, reached) for other, reached in prompts if other.ordinal > call.ordinal]
-            kept = any(reached.get(node) == len(tree.nodes[node].ids) for _, reached in later for node in cut[call.call_id])
+            nodes = [choice.node for choice in call.choices if choice.node is not None]  # of n answers one may be kept
+            kept = any(reached.get(node) == len(tree.nodes[node].ids) for _, reached in later for node in nodes)
             if not kept and any(_asks_again(call, other, reached) for other, reached in later):
                 asked_again.add(call.call_id)
     return asked_again
 
 
-def _cut_nodes(call: Call) -> list[int]:
-    return [choice.node for choice in call.choices if choice.finish_reason == "length" and choice.node is not None]
+def _is_cut(call: Call) -> bool:
+    return any(choice.finish_reason == "length" and choice.node is not None for choice in call.choices)
 
 
 def _asks_again(call: Call, later: Call, reached: Mapping[int, int]) -> bool:

@@ -46,13 +46,13 @@ async def test_one_call_and_two_at_once_are_one_branch(run: Run, sandbox: str) -
     ("instruction", "told"),
     [
         ("--version of it", "--version of it"),
-        ("look at @given.txt\n\n  end  \n", "look at @given.txt\n\n  end"),
+        ("  look at @missing.txt, #12 and !ls\n\n  end  \n", "look at @missing.txt, #12 and !ls\n\n  end"),
         ("/team of two", "Task: /team of two"),  # else a command
         ("version", "Task: version"),  # else a command
     ],
 )
 async def test_an_instruction_is_text_whatever_it_says(run: Run, instruction: str, told: str) -> None:
-    seen = await run("cline", turns(), instruction=instruction, files={"given.txt": "SECRET"})
+    seen = await run("cline", turns(), instruction=instruction)
     (call,) = seen.calls
     said = [seen.captured.messages[digest] for digest in call.message_hashes]
     assert (said[-1].role, said[-1].text) == ("user", told)
@@ -99,6 +99,30 @@ async def test_a_fault_of_the_engine_costs_one_call_and_no_branch(run: Run, faul
     assert (seen.status, files(seen)) == (0, FILES)
     assert [call.status for call in seen.calls] == ["ok", "failed", "ok", "ok"]
     assert branches(seen) == [("agent", 3, "")]
+    exact(seen)
+
+
+async def test_a_stream_that_breaks_after_some_text_is_the_end_of_cline_and_no_reward(run: Run) -> None:
+    seen = await run("cline", faulty(turns(*PROBE), at=0, fault="die"))
+    assert (seen.status, seen.result.status, seen.result.error_kind) == (1, "failed", "EngineError")
+    assert [call.status for call in seen.calls] == ["failed"]
+    assert seen.trajectory.traces == ()
+    exact(seen)
+
+
+@pytest.mark.parametrize(("times", "answered"), [(4, True), (5, False)])
+async def test_the_same_call_five_times_in_a_row_ends_the_run(run: Run, times: int, answered: bool) -> None:
+    seen = await run("cline", turns(*[shell("true")] * times, final="It is true."))
+    assert (seen.status, seen.result.status) == (0, "completed")
+    assert len(seen.calls) == times + answered
+    assert branches(seen) == [("agent", times + answered, "")]
+    exact(seen)
+
+
+async def test_a_prompt_that_never_fits_ends_the_session(run: Run) -> None:
+    seen = await run("cline", turns(), max_model_len=4096)
+    assert (seen.status, seen.result.error_kind) == (1, "context_length_exceeded")
+    assert {call.status for call in seen.calls} == {"failed"}
     exact(seen)
 
 

@@ -57,7 +57,10 @@ async def test_a_compaction_goes_on_from_the_history_and_its_summary_is_gone_on_
     )
     seen = await run("continue_cli", script, max_model_len=8192)
     assert (seen.status, files(seen)) == (0, {"one.txt": "one\n", "two.txt": "two\n"})
-    assert branches(seen) == [("agent+compaction", 2, ""), ("agent", 2, "history_rewritten")]
+    assert branches(seen) == [
+        ("agent+compaction", 2, ""),
+        ("agent", 3, "history_rewritten"),  # after an answer that follows a compaction it says "continue", once
+    ]
     exact(seen)
 
 
@@ -67,6 +70,21 @@ async def test_a_fault_of_the_engine_costs_one_call_and_no_branch(run: Run, faul
     assert (seen.status, files(seen)) == (0, FILES)
     assert [call.status for call in seen.calls] == ["ok", "failed", "ok", "ok"]
     assert branches(seen) == [("agent", 3, "")]
+    exact(seen)
+
+
+async def test_text_of_a_stream_that_broke_stays_in_its_history_so_the_next_turn_forks(run: Run) -> None:
+    seen = await run("continue_cli", faulty(turns(*PROBE), at=0, fault="die"))
+    assert (seen.status, files(seen)) == (0, FILES)
+    assert [call.status for call in seen.calls] == ["failed", "ok", "ok", "ok"]
+    assert branches(seen) == [("agent", 1, ""), ("agent", 2, "history_rewritten")]
+    exact(seen)
+
+
+async def test_a_prompt_that_never_fits_ends_the_session(run: Run) -> None:
+    seen = await run("continue_cli", turns(), max_model_len=2048)
+    assert (seen.status, seen.result.error_kind) == (1, "context_length_exceeded")
+    assert {call.status for call in seen.calls} == {"failed"}
     exact(seen)
 
 
