@@ -56,8 +56,8 @@ format: setup ## rewrite the code in the house format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-bench: setup ## what the gateway adds to a call, in milliseconds and CPU seconds
-	@$(BIN)/python benchmarks/gateway.py
+bench: setup ## what a gateway costs, ours and its peers, in five minutes
+	@$(BIN)/python -m benchmarks.gateway
 
 vllm: $(VLLM_READY) ## install vLLM for the heavy tests into $POLAR_CACHE
 	@:
