@@ -14,8 +14,9 @@ from safetensors.numpy import load
 
 from polar.chat import Message, TextPart, Tool, ToolCall
 from polar.specs import SessionResult, Timing, Trajectory
+from polar.trajectory.arrow import table
 from polar.trajectory.builders import build
-from polar.trajectory.export import Exported, message_json, session_json, table, tensors, token_versions, tool_json
+from polar.trajectory.export import Exported, message_json, session_json, tensors, token_versions, tool_json
 from tests.tokens.sessions import TOOLS, Conversation, Session, follow, text_message
 
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "logprobs_mode": "raw"}

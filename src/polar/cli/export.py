@@ -17,7 +17,8 @@ from polar.errors import StoreError, UsageError
 from polar.specs import BuilderName, SessionResult
 from polar.store.capture import CaptureReader
 from polar.store.captured import trajectory
-from polar.trajectory.export import Exported, session_json, table, tensors
+from polar.trajectory.arrow import table
+from polar.trajectory.export import Exported, session_json, tensors
 
 Format = Literal["json", "parquet", "safetensors"]
 ENDINGS: dict[Format, str] = {"json": "jsonl", "parquet": "parquet", "safetensors": "safetensors"}

@@ -4,18 +4,18 @@ The API has no place for arguments that are not a JSON object: clients would bre
 guide says to wrap them, `{"INVALID_JSON": "<what the model wrote>"}`, and are unwrapped when they come back under our id.
 """
 
-import json
 from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
 from polar.chat import ChatRequest, Choice, Delta, ReasoningDelta, Reply, ToolCall
+from polar.dialects.ascii import encode
 from polar.dialects.protocol import EVENT_STREAM, Fault, FaultKind
 from polar.ids import parse_minted, signature
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-# Claude Code asks again at any 5xx, but gives up after three answers 529 in a row; at a 400 it gives up features.
+# Claude Code asks again at any 5xx; at a 400 it gives up features.
 _FAULTS: dict[FaultKind, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
     "context_length": (400, "invalid_request_error"),
@@ -177,5 +177,4 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 def _event(type: str, **fields: object) -> bytes:
-    data = json.dumps({"type": type, **fields}, separators=(",", ":"))
-    return f"event: {type}\ndata: {data}\n\n".encode()
+    return b"".join((b"event: ", type.encode(), b"\ndata: ", encode({"type": type, **fields}), b"\n\n"))

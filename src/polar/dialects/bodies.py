@@ -32,12 +32,24 @@ def decode(body: bytes, type: type[T]) -> tuple[dict[str, Raw], T]:
     Raises:
         InvalidRequest: not JSON, not an object, or not what `type` says.
     """
+    text = text_of(body)
     try:
-        text = _whole_characters(body).decode()
         return msgspec.json.decode(text, type=dict[str, Raw]), msgspec.json.decode(text, type=type)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
+
+
+def text_of(body: bytes) -> str:
+    """A body as text, with whole characters.
+
+    Raises:
+        InvalidRequest: not UTF-8.
+    """
+    try:
+        return _whole_characters(body).decode()
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from None
 
 
@@ -60,6 +72,6 @@ def shortened(value: object) -> str:
 
 
 def _whole_characters(body: bytes) -> bytes:
-    if not _SURROGATE.search(body):
+    if (b"\\u" not in body and b"\xed" not in body) or not _SURROGATE.search(body):
         return body
     return _HALF.sub(lambda found: "\ufffd".encode() if found["half"] else found[0], body)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from polar.chat import ChatRequest, Reply
+from polar.dialects.ascii import encode
 from polar.dialects.gemini_reply import ReplyEvents, error_body, status, whole_reply
 from polar.dialects.gemini_request import read_request
-from polar.dialects.gemini_wire import encode
 from polar.dialects.protocol import Fault, ModelCard, Route, Target
 from polar.errors import InvalidRequest
 

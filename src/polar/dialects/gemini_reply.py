@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, ToolCall
-from polar.dialects.gemini_wire import encode
+from polar.dialects.ascii import encode
 from polar.dialects.protocol import EVENT_STREAM, JSON, Fault, FaultKind
 from polar.ids import response_id, signature
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from polar.chat import ChatRequest, Message, RequestedSampling, Tool
-from polar.dialects.bodies import decode, decode_field, shortened
+from polar.dialects.bodies import decode_field, shortened, text_of
 from polar.dialects.gemini_contents import Contents
 from polar.dialects.gemini_reply import ALT_SSE
 from polar.dialects.gemini_schema import checked, json_schema
@@ -122,7 +122,7 @@ def read_request(model: str, verb: str, *, sse: bool, body: bytes) -> ChatReques
 
 def _read_body(verb: str, body: bytes) -> tuple[dict[str, Raw], _Body]:
     """The request for a reply; `countTokens` may have it in a field of its own."""
-    raw = Raw(msgspec.json.encode(decode(body, dict[str, Raw])[0]))
+    raw = Raw(text_of(body))
     if verb == "countTokens":
         counted = read("body", raw, _CountBody)[1].generate_content_request
         raw = raw if counted == NULL else counted

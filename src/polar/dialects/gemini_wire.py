@@ -3,7 +3,6 @@
 A field that is null was not said, and a list of one may come as its bare element.
 """
 
-import json
 import re
 from typing import TypeVar
 
@@ -17,7 +16,6 @@ Several = list[Raw] | dict[str, Raw] | None
 
 NULL = Raw(b"null")
 _SNAKE = re.compile(r"(?<=[A-Za-z0-9])_([a-z0-9])")
-_WIDE = re.compile(r"[^\x00-\x7f]")
 _STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 
@@ -50,9 +48,3 @@ def base64_of(text: str) -> str:
     """Base64 in the standard alphabet and padded, from any of its spellings."""
     text = text.translate(_STANDARD_ALPHABET).rstrip("=")
     return text + "=" * (-len(text) % 4)
-
-
-def encode(body: object) -> bytes:
-    """JSON in ASCII without line breaks: some clients break lines at U+2028. Raw values in it must be compact."""
-    text = msgspec.json.encode(body)
-    return text if text.isascii() else _WIDE.sub(lambda found: json.dumps(found[0])[1:-1], text.decode()).encode()

@@ -3,13 +3,13 @@
 Events are ASCII-escaped JSON: some clients break lines at U+2028.
 """
 
-import json
 import re
 from collections.abc import Sequence
 
 import msgspec
 
 from polar.chat import ImagePart, TokenLogprob
+from polar.dialects.ascii import encode
 from polar.dialects.bodies import shortened
 from polar.dialects.protocol import Fault, FaultKind, ModelCard, Route
 from polar.errors import InvalidRequest
@@ -51,8 +51,8 @@ def models_body(route: Route, cards: Sequence[ModelCard]) -> bytes:
 
 def sse(event: str | None, body: dict[str, object]) -> bytes:
     """One server-sent event, with an `event:` line if it is named."""
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+    name = f"event: {event}\n".encode() if event else b""
+    return b"".join((name, b"data: ", encode(body), b"\n\n"))
 
 
 def _message(fault: Fault) -> str:

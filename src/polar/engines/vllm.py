@@ -8,7 +8,7 @@ repaired, and counts are left to the detectors of `polar.tokens`.
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -125,7 +125,7 @@ class _Reset(Struct):
     success: bool
 
 
-_CHUNKS = msgspec.json.Decoder(_Chunk)
+_CHUNKS = msgspec.json.Decoder(list[_Chunk])
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -164,10 +164,12 @@ class VllmEngine:
             EngineError: the server is down, refuses (a prompt beyond its context too), breaks off, or sends tokens and
                 log-probabilities that do not belong together (T08).
         """
-        body = self._generate_body(request_id, prompt_ids, sampling)
         stream = _Stream()
         try:
-            async with self._post("/inference/v1/generate", body) as response:
+            # Made when it is sent, so that nothing holds it while the engine works.
+            async with self._post(
+                "/inference/v1/generate", lambda: self._generate_body(request_id, prompt_ids, sampling)
+            ) as response:
                 while data := await response.content.readany():
                     if (generated := stream.feed(data)) is not None:
                         yield generated
@@ -275,18 +277,22 @@ class VllmEngine:
             return await response.read()
 
     @asynccontextmanager
-    async def _post(self, path: str, body: bytes, seconds: float | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(
+        self, path: str, body: bytes | Callable[[], bytes], seconds: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._exchange("POST", path, body, seconds) as response:
             yield response
 
     @asynccontextmanager
     async def _exchange(
-        self, method: str, path: str, body: bytes | None, seconds: float | None
+        self, method: str, path: str, body: bytes | Callable[[], bytes] | None, seconds: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         headers = {"Content-Type": "application/json"} if body else None
         with self._faults():
-            async with self._http.request(method, self.url + path, data=body, headers=headers, timeout=timeout) as response:
+            async with self._http.request(
+                method, self.url + path, data=body() if callable(body) else body, headers=headers, timeout=timeout
+            ) as response:
                 if response.status != 200:
                     raise self._refusal(path, response.status, _message(await response.read()))
                 yield response
@@ -329,9 +335,9 @@ class _Stream:
         """The tokens of all events that `data` completes; None if there are none to give yet."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:") and line != b"data: [DONE]":
-                self._take(_CHUNKS.decode(line[5:]))
+        events = [line[5:] for line in lines if line[:5] == b"data:" and line != b"data: [DONE]"]
+        for chunk in _CHUNKS.decode(b"[" + b",".join(events) + b"]"):
+            self._take(chunk)
         if self._finish is not None or not self._ids:
             return None
         generated = Generated(tuple(self._ids), tuple(self._logprobs))
@@ -359,6 +365,10 @@ class _Stream:
 
     def _take_tokens(self, ids: list[int], logprobs: _Logprobs | None) -> None:
         content = (logprobs.content if logprobs else None) or []
+        if len(ids) == 1 == len(content) and ids[0] == content[0].token_id and content[0].logprob is not None:
+            self._ids.append(ids[0])  # as it mostly is: one token per event
+            self._logprobs.append(content[0].logprob)
+            return
         if [entry.token_id for entry in content] != ids:
             named = [entry.token_id for entry in content]
             raise EngineError(f"T08: the engine sent token ids {ids} with log-probabilities for {named}")

@@ -166,9 +166,13 @@ class GatewayApp:
             session.refused, session.refused_last = str(error), True
             raise
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
-        bodies = addressed(request)
-        asked = request_hash(dialect.name, target, request, [digest for digest, _ in bodies])
-        arrival = Arrival(request, bodies, dialect.name, asked, headers, received)
+        del body  # a call may take minutes
+        addresses = addressed(request)
+        digests = tuple(digest for digest, _ in addresses)
+        unseen = {digest: content for digest, content in addresses if digest not in session.stored_bodies}
+        del addresses
+        asked = request_hash(dialect.name, target, request, digests)
+        arrival = Arrival(request, digests, unseen, dialect.name, asked, headers, received)
         if (unsent := session.unsent(asked)) is not None:
             await unsent.done()
         if (call := session.undelivered(asked)) is not None and not session.frozen:

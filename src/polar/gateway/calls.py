@@ -55,10 +55,15 @@ class Backend:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request as it came in. `bodies` are its messages and tools by address."""
+    """A request as it came in.
+
+    Attributes:
+        digests: addresses of its messages, then of its tools; `unseen` has what of these the session's file lacks.
+    """
 
     request: ChatRequest
-    bodies: list[tuple[str, bytes]]
+    digests: tuple[str, ...]
+    unseen: dict[str, bytes]
     dialect: str
     request_hash: str
     headers: dict[str, str]
@@ -87,7 +92,6 @@ class CallRun:
         self._ordinal = ordinal
         self._backend = backend
         self._arrival = arrival
-        self._bodies = arrival.bodies
         self._replaces = replaces
         self._plan: Plan | None = None
         self._kind: CallKind = "agent"
@@ -239,7 +243,7 @@ class CallRun:
         """
         session = self.session
         async with session.committing:
-            bodies = {digest: body for digest, body in self._bodies if digest not in session.stored_bodies}
+            bodies = {digest: body for digest, body in self._arrival.unseen.items() if digest not in session.stored_bodies}
             nodes = session.history.take_unsaved()
             try:
                 await self._store(nodes, call, bodies)
@@ -284,8 +288,8 @@ class CallRun:
             prompt_tokens=len(self._prompt_ids),
             prompt_hash=prompt_hash(self._prompt_ids),
             request_hash=self.request_hash,
-            message_hashes=tuple(digest for digest, _ in self._bodies[:-1]),
-            tools_hash=self._bodies[-1][0],
+            message_hashes=arrival.digests[:-1],
+            tools_hash=arrival.digests[-1],
             choices=tuple(self._choice(choice) for choice in self._choices if choice.parsed is not None),
             logprobs_mode=self._backend.engine.logprobs_mode,
             chain=plan.chain if plan else "",

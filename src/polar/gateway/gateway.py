@@ -108,6 +108,7 @@ def _config(app: "_Router") -> uvicorn.Config:
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=2,
         timeout_keep_alive=75,
     )
