@@ -24,7 +24,7 @@ def installed(cache_dir: Path) -> None:
     assert AIDER.installed(cache_dir)
 
 
-@pytest.mark.heavy  # 690 MB
+@pytest.mark.wide  # 690 MB
 @pytest.mark.usefixtures("installed")
 @pytest.mark.timeout(600)
 async def test_the_real_aider_starts_in_the_sandbox(start: Start) -> None:
@@ -33,7 +33,7 @@ async def test_the_real_aider_starts_in_the_sandbox(start: Start) -> None:
     assert out.split() == ["aider", AIDER.version]
 
 
-@pytest.mark.heavy
+@pytest.mark.wide
 @pytest.mark.usefixtures("installed")
 @pytest.mark.timeout(600)
 async def test_only_the_files_that_the_policy_wrote_are_new(tmp_path: Path, smollm2_dir: Path) -> None:

@@ -34,7 +34,7 @@ def settings(task: Task, cache: Path) -> dict[str, object]:
     return told
 
 
-@pytest.mark.heavy  # 360 MB
+@pytest.mark.wide  # 360 MB
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("installed")
 async def test_the_real_cline_starts_in_the_sandbox(start: Start) -> None:

@@ -34,7 +34,7 @@ def launch(task: Task, cache: Path) -> Launch:
     return CONTINUE.launch(task, ENDPOINT, cache=cache, workspace="/workspace", home="/home/agent")
 
 
-@pytest.mark.heavy  # 83 MB
+@pytest.mark.wide  # 83 MB
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("installed")
 async def test_the_real_continue_starts_in_the_sandbox(start: Start) -> None:

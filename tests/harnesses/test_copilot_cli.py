@@ -27,7 +27,7 @@ def launch(task: Task, cache: Path) -> Launch:
     return COPILOT.launch(task, ENDPOINT, cache=cache, workspace="/workspace", home="/home/agent")
 
 
-@pytest.mark.heavy  # 440 MB
+@pytest.mark.wide  # 440 MB
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("installed")
 async def test_the_real_copilot_starts_in_the_sandbox(start: Start) -> None:
@@ -35,7 +35,7 @@ async def test_the_real_copilot_starts_in_the_sandbox(start: Start) -> None:
     assert (ended, out.splitlines()[0]) == (Exit(0), "GitHub Copilot CLI 1.0.102."), err
 
 
-@pytest.mark.heavy
+@pytest.mark.wide
 @pytest.mark.usefixtures("installed")
 def test_it_is_unpacked_where_the_launch_looks_for_it(cache_dir: Path) -> None:
     unpacked = Path(launch(TASK, cache_dir).command.env["COPILOT_PKG_CACHE_HOME"])

@@ -24,7 +24,7 @@ def installed(cache_dir: Path) -> None:
     assert GPTME.installed(cache_dir)
 
 
-@pytest.mark.heavy  # 260 MB
+@pytest.mark.wide  # 260 MB
 @pytest.mark.usefixtures("installed")
 @pytest.mark.timeout(600)
 async def test_the_real_gptme_starts_in_the_sandbox(start: Start) -> None:
@@ -33,7 +33,7 @@ async def test_the_real_gptme_starts_in_the_sandbox(start: Start) -> None:
     assert out.strip() == GPTME.version
 
 
-@pytest.mark.heavy
+@pytest.mark.wide
 @pytest.mark.usefixtures("installed")
 @pytest.mark.timeout(600)
 async def test_a_second_call_in_one_reply_is_lost_and_forks_by_name(tmp_path: Path, smollm2_dir: Path) -> None:

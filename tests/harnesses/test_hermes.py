@@ -17,7 +17,7 @@ HERMES = harnesses.get("hermes")
 TASK = Task("t", "--version", harness=HarnessSpec("hermes"))
 
 
-@pytest.mark.heavy  # 230 MB
+@pytest.mark.wide  # 230 MB
 @pytest.mark.timeout(1800)
 async def test_the_real_hermes_starts_in_the_sandbox_and_believes_to_be_up_to_date(start: Start, cache_dir: Path) -> None:
     HERMES.install(cache_dir, print)

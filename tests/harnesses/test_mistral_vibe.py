@@ -17,7 +17,7 @@ VIBE = harnesses.get("mistral_vibe")
 TASK = Task("t", "/help", harness=HarnessSpec("mistral_vibe"))
 
 
-@pytest.mark.heavy  # 400 MB
+@pytest.mark.wide  # 400 MB
 @pytest.mark.timeout(1800)
 async def test_the_real_vibe_starts_in_the_sandbox(start: Start, cache_dir: Path) -> None:
     VIBE.install(cache_dir, print)

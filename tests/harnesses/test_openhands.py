@@ -15,7 +15,7 @@ OPENHANDS = harnesses.get("openhands")
 TASK = Task("t", "--version", harness=HarnessSpec("openhands"))
 
 
-@pytest.mark.heavy  # 780 MB
+@pytest.mark.wide  # 780 MB
 @pytest.mark.timeout(1800)
 async def test_the_real_openhands_starts_in_the_sandbox(start: Start, cache_dir: Path) -> None:
     OPENHANDS.install(cache_dir, print)

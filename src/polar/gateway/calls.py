@@ -155,7 +155,7 @@ class CallRun:
     async def _prepare(self) -> None:
         session, request = self.session, self._arrival.request
         history = session.history
-        plan = self._plan = history.plan(request.messages, request.tools)
+        plan = self._plan = history.plan(request.messages, request.tools, self._arrival.digests)
         rules = session.stored.profile.kinds
         self._kind = call_kind(rules, request, self._arrival.headers, plan, session.calls, session.threads)
         session.threads.note_asked(self._kind, request.messages, has_tools=bool(request.tools))

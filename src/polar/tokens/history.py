@@ -4,14 +4,14 @@ A prompt that continues a known reply is that reply's stored path plus the rende
 the policy saw and said, to the token. Every other prompt is rendered whole, and shares with the tree what happens to agree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 from polar.chat import Message, Tool
 from polar.specs import Int32Array
-from polar.tokens.lineage import Continuation, Lineage, Reply, Root, chain_values, system_text, tools_root
+from polar.tokens.lineage import Continuation, Lineage, Reply, Root, chain, fingerprint, system_text, tools_root
 from polar.tokens.records import Call, Node, Position
 from polar.tokens.rendering import Renderer
 from polar.tokens.tree import EMPTY, TokenTree
@@ -61,12 +61,17 @@ class History:
         self._saved = len(self.tree.nodes)
         self._trim = trim
         self._lineage = Lineage(trim=trim)
+        self._known: dict[str, bytes] = {}  # address → fingerprint
         self._ends: dict[tuple[str, int], Position] = {}
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Plan:
-        """Decide what a prompt continues. Cheap; renders nothing."""
-        root = tools_root(tools)
-        values = chain_values(root, messages, trim=self._trim)
+    def plan(self, messages: Sequence[Message], tools: Sequence[Tool], addresses: Sequence[str] = ()) -> Plan:
+        """Decide what a prompt continues. Cheap; renders nothing.
+
+        Args:
+            addresses: those of the messages, then that of the tools, where they are known: what came before is not read again.
+        """
+        root = addresses[-1] if addresses else tools_root(tools)
+        values = chain(root, self._fingerprints(messages, addresses))
         continuation = self._lineage.find(values, messages)
         if not self.tree.nodes:  # assistant messages before anybody was asked are the harness's own: examples, not history
             continuation = Continuation(None)
@@ -75,6 +80,15 @@ class History:
         start = self._ends[continuation.reply.call_id, continuation.reply.choice]
         stopped = int(self.tree.nodes[start.node].ids[-1]) in self.renderer.stop_ids
         return Plan(continuation, root, values[-1], start, stopped, tuple(tools), tuple(messages[continuation.known :]))
+
+    def _fingerprints(self, messages: Sequence[Message], addresses: Sequence[str]) -> Iterator[bytes]:
+        if not addresses:
+            yield from (fingerprint(message, trim=self._trim) for message in messages)
+            return
+        for message, address in zip(messages, addresses[:-1], strict=True):
+            if (known := self._known.get(address)) is None:
+                known = self._known[address] = fingerprint(message, trim=self._trim)
+            yield known
 
     def render(self, plan: Plan) -> Int32Array:
         """The ids that follow `plan.start`; pure, may run in any thread."""

@@ -5,7 +5,7 @@ gave it. Fingerprints hold what a policy's words mean, not how a harness spells 
 reasoning is ignored. Ids that we minted narrow the candidates; they never widen them. Ambiguity forks, nothing is guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import xxhash
@@ -48,21 +48,31 @@ def tools_root(tools: Sequence[Tool]) -> str:
     return digest.hexdigest()
 
 
-def link(chain: str, message: Message, *, trim: bool = False) -> str:
-    """The chain's value after `message`. With `trim`, whitespace around an assistant's text is nothing (`trim_text`)."""
+def fingerprint(message: Message, *, trim: bool = False) -> bytes:
+    """What a message means, as 16 bytes. With `trim`, whitespace around an assistant's text is nothing (`trim_text`)."""
     calls = tuple((call.name, meaning(call.arguments)) for call in message.tool_calls)
     text = message.text.strip() if trim and message.role == "assistant" else message.text
     images = tuple(part.data or part.url for part in message.content if isinstance(part, ImagePart))
-    said = msgspec.msgpack.encode((message.role, text, calls, images) if images else (message.role, text, calls))
-    return xxhash.xxh3_128_hexdigest(chain.encode() + said)
+    said = (message.role, text, calls, images) if images else (message.role, text, calls)
+    return xxhash.xxh3_128_digest(msgspec.msgpack.encode(said))
+
+
+def chain(root: str, fingerprints: Iterable[bytes]) -> list[str]:
+    """Chain values before the first message (`root`) and after each; one more than messages."""
+    values = [root]
+    for each in fingerprints:
+        values.append(xxhash.xxh3_128_hexdigest(values[-1].encode() + each))
+    return values
+
+
+def link(value: str, message: Message, *, trim: bool = False) -> str:
+    """The chain's value after `message`, given the one before it."""
+    return chain(value, [fingerprint(message, trim=trim)])[-1]
 
 
 def chain_values(root: str, messages: Sequence[Message], *, trim: bool = False) -> list[str]:
-    """Chain values before the first message (`root`) and after each; one more than messages."""
-    values = [root]
-    for message in messages:
-        values.append(link(values[-1], message, trim=trim))
-    return values
+    """`chain` of messages that nobody has fingerprinted yet."""
+    return chain(root, (fingerprint(message, trim=trim) for message in messages))
 
 
 class Root(Struct, frozen=True):

@@ -9,7 +9,7 @@ from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
 from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 PROBE = harnesses.get("continue_cli").probe
 FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 SUMMARY = "one.txt is written, and two.txt is still to be written"
