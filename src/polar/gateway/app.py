@@ -200,9 +200,9 @@ class GatewayApp:
     async def _whole(self, connection: Connection, dialect: Dialect, arrival: Arrival, run: CallRun) -> None:
         """Answer when the call is committed. If the client goes first, the run goes on for a retry."""
         run.session.delivering.add(run.call_id)
-        waiting, watcher = asyncio.ensure_future(run.done()), asyncio.ensure_future(connection.hung_up())
+        watcher = asyncio.create_task(connection.hung_up())
         try:
-            await asyncio.wait({waiting, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({run.task, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not run.feed.ended:
                 run.leave(run.session.stored.profile.retry_grace)
                 return
@@ -211,7 +211,6 @@ class GatewayApp:
             await connection.respond(200, dialect.reply(arrival.request, _reply(run.session, run.call, arrival)))
             self._delivered(connection, run.session, run.call)
         finally:
-            waiting.cancel()
             watcher.cancel()
             run.session.left(run.call_id)
 

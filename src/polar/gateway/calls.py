@@ -111,10 +111,15 @@ class CallRun:
         self.session.runs.add(self)
         self._task = asyncio.create_task(self._live(), name=f"call {self.call_id}")
 
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """What runs; it never fails, and whoever waits for it must not cancel it."""
+        assert self._task is not None
+        return self._task
+
     async def done(self) -> None:
         """Wait for the outcome. Cancelling the waiter does not cancel the run."""
-        assert self._task is not None
-        await asyncio.shield(self._task)
+        await asyncio.shield(self.task)
 
     def stop(self) -> None:
         """Abort the generation on the engine; what was sampled is recorded as `aborted`."""
