@@ -19,7 +19,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_SURPLUS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-harnesses lint format bench vllm clean
+.PHONY: help setup demo test test-all test-harnesses harness-table lint format bench vllm clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ test-all: test vllm ## those, and the heavy ones: real vLLM, and seven harnesses
 
 test-harnesses: setup ## the harnesses that nobody else tests: eight more installs, 3 GB, and Python 3.12 for two of them
 	@$(BIN)/pytest -m wide
+
+harness-table: setup ## play the real harnesses and write what was seen into docs/harnesses.md (ten minutes)
+	@$(BIN)/polar harness check --all --write docs/harnesses.md
+	-@$(BIN)/pytest tests/e2e/harnesses tests/e2e/test_restart.py --junitxml=.harnesses.xml
+	@$(BIN)/python -m tests.e2e.harnesses.table .harnesses.xml docs/harnesses.md
 
 lint: setup ## style, format and types
 	@$(BIN)/ruff check
