@@ -25,7 +25,7 @@ ExcludedReason = Literal[
     "superseded",  # the harness asked again, and went on from the other answer
     "undelivered",  # the answer never reached the harness, and no later prompt holds it
     "untrusted",  # a detector refused the call's tokens
-    "auxiliary",  # title, quota and summary calls
+    "auxiliary",  # title, quota and other side calls
     "constrained",  # sampled under a grammar whose mask is not stored
     "stop_tail",  # sampled after a stop text that the harness asked for, before the engine could be stopped
     "no_reward",  # the session ended without a reward: infrastructure failed, or it was cancelled
@@ -120,7 +120,7 @@ class KindRule(Struct, frozen=True, forbid_unknown_fields=True):
     tools: Literal["any", "some", "none"] = "any"
 
 
-class HarnessProfile(Struct, frozen=True):
+class HarnessProfile(Struct, frozen=True, forbid_unknown_fields=True):
     """What the gateway knows of a harness, handed over when a session opens.
 
     Attributes:

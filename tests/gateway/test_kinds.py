@@ -102,6 +102,19 @@ async def test_after_a_compaction_the_agent_goes_on_from_the_summary(serve: Serv
         assert after.parent_call == ""
 
 
+async def test_an_agent_that_goes_on_in_a_history_with_a_compaction_is_still_the_agent(serve: Serve) -> None:
+    profile = HarnessProfile("any", kinds=(KindRule("compaction", last="^Summarise"),))
+    async with serve(policy) as stand:
+        session_id, key = await stand.open(profile)
+        agent = Conversation(stand.client(key), system("You are the agent."))
+        await agent.ask()
+        agent.messages.append({"role": "user", "content": "Summarise all that happened."})
+        await agent.ask()
+        agent.messages.append({"role": "user", "content": "Go on."})
+        await agent.ask()
+        assert await kinds(stand, session_id) == ["agent", "compaction", "agent"]
+
+
 async def test_kinds_survive_a_restart(serve: Serve) -> None:
     async with serve(policy) as stand:
         session_id, key = await stand.open()

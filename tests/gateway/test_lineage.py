@@ -1,5 +1,7 @@
 """What harnesses do to their histories, and which branches come of it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from polar.engines.scripted import Scripted, ScriptedCall
@@ -108,3 +110,43 @@ def compact(talk: Conversation) -> None:
 
 async def test_a_compacted_history_is_a_new_root(serve: Serve) -> None:
     assert await branches(serve, compact) == (2, ["", "", ""])
+
+
+async def normalisers(serve: Serve, change: Callable[[Conversation], None]) -> tuple[str, tuple[str, ...]]:
+    """Fork reason and normalisers of a second turn before which the harness changed its history."""
+    async with serve(lambda call: Scripted(call_text("ls", "<think>hm</think>Look:"))) as stand:
+        session_id, key = await stand.open()
+        talk = Conversation(stand.client(key))
+        await talk.ask()
+        change(talk)
+        await talk.ask()
+        call = (await stand.captured(session_id)).calls[1]
+        return call.fork_reason, call.normalisers
+
+
+def respell(talk: Conversation) -> None:
+    talk.messages[1]["tool_calls"][0]["function"]["arguments"] = '{"command":"ls"}'
+
+
+def forget_reasoning(talk: Conversation) -> None:
+    del talk.messages[1]["reasoning_content"]
+
+
+def prefill(talk: Conversation) -> None:
+    talk.messages.append({"role": "assistant", "content": "I will"})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda talk: None, ("", ())),
+        (respell, ("", ("arguments_respelled",))),
+        (forget_reasoning, ("", ("reasoning_changed",))),
+        (prefill, ("history_rewritten", ("prefill_closed",))),
+    ],
+    ids=["nothing", "T02", "T03", "T18"],
+)
+async def test_what_a_harness_does_to_a_reply_is_recorded_by_name(
+    serve: Serve, change: Callable[[Conversation], None], expected: tuple[str, tuple[str, ...]]
+) -> None:
+    assert await normalisers(serve, change) == expected

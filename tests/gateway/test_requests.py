@@ -6,11 +6,17 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from msgspec import structs
 
+from polar.audit.session import prove_session
+from polar.engines.protocol import EngineInfo
 from polar.engines.scripted import Scripted
+from polar.engines.vllm import VllmEngine
 from polar.errors import UsageError
 from polar.gateway import app
 from polar.gateway.gateway import gateway
+from polar.specs import HarnessProfile, KindRule, SamplingSpec
+from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve
 from tests.gateway.conversation import Conversation
 
@@ -166,3 +172,87 @@ async def test_it_refuses_to_listen_elsewhere_without_a_control_key(serve: Serve
         with pytest.raises(UsageError, match="refusing to listen on 0.0.0.0 without a control key"):
             async with gateway(None, None, stand.capture, host="0.0.0.0"):  # type: ignore[arg-type]
                 pass
+
+
+async def test_a_route_that_nobody_serves_is_counted_without_the_key(serve: Serve) -> None:
+    """C11, D20."""
+    async with serve(lambda call: Scripted("Hello.")) as stand, aiohttp.ClientSession() as http:
+        session_id, key = await stand.open()
+        for _ in range(3):
+            async with http.get(f"{stand.gateway.base_url(key)}/s/{key}/v1/foo") as reply:
+                assert reply.status == 404
+                assert key not in await reply.text()
+        async with http.post(f"{stand.gateway.base_url(key)}/v1/responses/compact", json={}) as reply:
+            assert reply.status == 404
+        findings = stand.gateway.sessions.by_id(session_id).findings()
+        assert [(finding.code, finding.message) for finding in findings] == [
+            ("unknown_route", "GET /s/(model key)/v1/foo, 3 ×"),
+            ("unknown_route", "POST /v1/responses/compact, 1 ×"),
+        ]
+
+
+async def test_of_very_many_unknown_routes_only_the_first_are_named(serve: Serve) -> None:
+    async with serve(lambda call: Scripted("Hello.")) as stand, aiohttp.ClientSession() as http:
+        session_id, key = await stand.open()
+        for number in range(60):
+            async with http.get(f"{stand.gateway.base_url(key)}/{number}") as reply:
+                assert reply.status == 404
+        findings = stand.gateway.sessions.by_id(session_id).findings()
+        assert len(findings) == 51
+        assert findings[-1].message == "other routes, 10 ×"
+
+
+@pytest.mark.parametrize(
+    ("profile", "sampling", "says"),
+    [
+        (HarnessProfile(kinds=(KindRule("compaction", system="(["),)), SamplingSpec(), r"profile.kinds\[0\].system"),
+        (HarnessProfile(retry_grace=-5), SamplingSpec(), "profile.retry_grace"),
+        (HarnessProfile(), SamplingSpec(temperature=-1), "sampling.temperature"),
+        (HarnessProfile(), SamplingSpec(top_p=0), "sampling.top_p"),
+        (HarnessProfile(), SamplingSpec(top_k=-1), "sampling.top_k"),
+        (HarnessProfile(), SamplingSpec(max_tokens=0), "sampling.max_tokens"),
+    ],
+)
+async def test_a_session_that_could_not_be_served_is_not_opened(
+    serve: Serve, profile: HarnessProfile, sampling: SamplingSpec, says: str
+) -> None:
+    async with serve(lambda call: Scripted("Hello.")) as stand:
+        with pytest.raises(UsageError, match=says):
+            await stand.open(profile, sampling)
+
+
+async def test_tokens_of_tool_servers_are_not_stored(serve: Serve) -> None:
+    """D20."""
+    async with serve(lambda call: Scripted("Hello.")) as stand:
+        session_id, key = await stand.open()
+        servers = [{"type": "url", "url": "https://tools.example", "name": "tools", "authorization_token": "very-secret"}]
+        body = {"model": "p", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "mcp_servers": servers}
+        async with aiohttp.request("POST", f"{stand.gateway.base_url(key)}/v1/messages", json=body) as reply:
+            assert reply.status == 200
+        (call,) = (await stand.captured(session_id)).calls
+        assert "mcp_servers" in call.unserved
+        assert b"very-secret" not in b"".join(path.read_bytes() for path in stand.capture.parent.glob("capture.db*"))
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_a_schema_constrains_where_it_can_and_those_tokens_are_not_trained(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tools: bool
+) -> None:
+    """L05."""
+
+    async def constraining(engine: VllmEngine) -> EngineInfo:
+        return structs.replace(await told(engine), constrains=True)
+
+    told = VllmEngine.info
+    monkeypatch.setattr(VllmEngine, "info", constraining)
+    async with serve(lambda call: Scripted('{"a": 1}')) as stand:
+        session_id, key = await stand.open()
+        talk = Conversation(stand.client(key))
+        talk.tools = talk.tools if tools else None
+        await talk.ask(response_format={"type": "json_object"})
+        captured = await stand.captured(session_id)
+        (call,) = captured.calls
+        trajectory = build(captured, builder="prefix_merging", status="completed", reward=1.0)
+        assert (call.constrained, call.unserved) == ((False, ("response_format",)) if tools else (True, ()))
+        assert trajectory.accounting.excluded == ({} if tools else {"constrained": call.sampled})
+        assert prove_session(captured, None, stand.renderer).findings == []

@@ -53,7 +53,7 @@ async def test_what_is_wrong_is_said_and_its_session_kept(name: str, wrong: str,
 
 async def test_routes_that_nobody_serves_are_told_and_no_fault(smollm2_dir: Path) -> None:
     seen = await checked("Curious", smollm2_dir)
-    assert (seen.verdict, seen.unknown_routes) == ("ok", ("GET /v1/weather, 1 times",))
+    assert (seen.verdict, seen.unknown_routes) == ("ok", ("GET /v1/weather, 1 ×",))
 
 
 async def test_one_that_cannot_be_installed_is_a_verdict_and_no_error(smollm2_dir: Path, scratch: Path) -> None:

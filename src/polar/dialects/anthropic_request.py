@@ -120,6 +120,9 @@ class _Block(Struct, frozen=True):
     raw: Raw
 
 
+_NOT_KEPT = {*_Body.__struct_fields__, "mcp_servers"}  # servers come with their tokens (D20)
+
+
 def parse_request(body: bytes) -> ChatRequest:
     """The body of a `generate` or `count_tokens` request as pivot.
 
@@ -149,7 +152,7 @@ def parse_request(body: bytes) -> ChatRequest:
         json_schema=schema,
         unserved=tuple(reader.unserved),
         normalised=tuple(reader.normalised),
-        extra={name: raw.copy() for name, raw in fields.items() if name not in _Body.__struct_fields__},
+        extra={name: raw.copy() for name, raw in fields.items() if name not in _NOT_KEPT},
     )
 
 

@@ -133,8 +133,9 @@ class GatewayApp:
             return
         session = self._sessions.by_key(key)
         if route is None:
-            session.unknown_routes[f"{target.method} {target.path}"[:LONGEST_ROUTE]] += 1
-            raise UnknownRoute(f"{target.method} {target.path} is not served here")
+            asked = f"{target.method} {target.path.replace(key, '(model key)')}"[:LONGEST_ROUTE]  # keys stay out of texts (D20)
+            session.note_unknown(asked)
+            raise UnknownRoute(f"{asked} is not served here")
         if route.kind == "models":
             await connection.respond(200, dialect.models(route, [self._card(route.model)]))
             return
@@ -257,17 +258,17 @@ class GatewayApp:
     async def _replay(self, connection: Connection, dialect: Dialect, session: LiveSession, arrival: Arrival, call: Call) -> None:
         """Send a committed answer again, whose first delivery failed (D9)."""
         reply = _reply(session, call, arrival)
-        if not arrival.request.stream:
-            await connection.respond(200, dialect.reply(arrival.request, reply))
-        else:
-            writer = dialect.events(arrival.request, call.call_id, reply.created)
-            said: list[Delta] = []
-            for index, choice in enumerate(reply.choices):
-                said += [ReasoningDelta(choice.message.reasoning, index)] if choice.message.reasoning else []
-                said += [TextDelta(choice.message.text, index)] if choice.message.text else []
-            await connection.start(200, writer.content_type)
-            await connection.send(writer.start() + b"".join(map(writer.delta, said)) + writer.finish(reply), more=False)
-        self._delivered(connection, session, call)
+        session.delivering.add(call.call_id)
+        try:
+            if arrival.request.stream:
+                writer = dialect.events(arrival.request, call.call_id, reply.created)
+                await connection.start(200, writer.content_type)
+                await connection.send(_again(writer, reply), more=False)
+            else:
+                await connection.respond(200, dialect.reply(arrival.request, reply))
+            self._delivered(connection, session, call)
+        finally:
+            session.left(call.call_id)
 
     def _delivered(self, connection: Connection, session: LiveSession, call: Call) -> None:
         """Note that the last byte went out, unless the session's result has been counted without it."""
@@ -275,6 +276,15 @@ class GatewayApp:
             return
         session.deliver(call)
         self._backend.store.note_delivered(session.session_id, call.call_id)
+
+
+def _again(writer: EventWriter, reply: Reply) -> bytes:
+    """All events of a reply that is known whole."""
+    said: list[Delta] = []
+    for index, choice in enumerate(reply.choices):
+        said += [ReasoningDelta(choice.message.reasoning, index)] if choice.message.reasoning else []
+        said += [TextDelta(choice.message.text, index)] if choice.message.text else []
+    return writer.start() + b"".join(map(writer.delta, said)) + writer.finish(reply)
 
 
 def _reply(session: LiveSession, call: Call, arrival: Arrival) -> Reply:

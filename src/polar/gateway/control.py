@@ -79,7 +79,7 @@ class ControlApp(Starlette):
             raise UsageError(f"session {session.session_id} is open: freeze it first")
         builder = _builder(request)
         captured = await asyncio.to_thread(read_captured, self._capture, session.session_id)
-        trajectory = build(captured, builder=builder, status="completed", reward=_reward(request))
+        trajectory = build(captured, builder=builder, status="completed", reward=_reward(request), findings=session.findings())
         return _json(trajectory_json(trajectory))
 
     def _authorise(self, request: Request) -> None:

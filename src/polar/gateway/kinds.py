@@ -69,9 +69,8 @@ def call_kind(
     for rule in rules:
         if _holds(rule, request, headers):
             return rule.kind
-    parent = calls.get(plan.parent_call)
-    if parent is not None and (plan.continuation.reply is not None or parent.kind in ("agent", "subagent")):
-        return parent.kind
+    if before := _agent_before(plan.parent_call, calls):
+        return before
     if known := threads.starts.get(_start(request.messages)):
         return known
     if not request.tools and threads.with_tools:
@@ -79,6 +78,15 @@ def call_kind(
     if threads.system and request.tools and system_text(request.messages) != threads.system:
         return "subagent"
     return "agent"
+
+
+def _agent_before(call_id: str, calls: Mapping[str, Call]) -> CallKind | None:
+    """The agent or sub-agent in whose history a call is: side calls in between are passed over."""
+    while (call := calls.get(call_id)) is not None:
+        if call.kind in ("agent", "subagent"):
+            return call.kind
+        call_id = call.parent_call
+    return None
 
 
 def _start(messages: Sequence[Message]) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from polar.chat import ChatRequest, Message
 from polar.errors import InvalidRequest
 from polar.gateway.sessions import LiveSession
-from polar.ids import item_id
+from polar.ids import item_id, response_id
 from polar.store.capture import CaptureReader
 from polar.tokens.records import Call
 
@@ -27,7 +27,7 @@ async def follow(request: ChatRequest, dialect: str, session: LiveSession, captu
         return request
     call = session.calls.get(request.previous)
     if call is None or call.status != "ok" or call.dialect != dialect:
-        raise InvalidRequest(f"previous_response_id: this session has no reply of the id that call {request.previous} would have")
+        raise InvalidRequest(f"Previous response with id '{response_id(request.previous)}' not found.")
     earlier = await asyncio.to_thread(_prompt, capture, call)
     own = 1 if "instructions" in request.extra else 0
     said = msgspec.structs.replace(call.choices[0].message, minted=(item_id("msg", call.call_id, 0, 0),))

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from polar.errors import SessionFrozen, StoreError, UnknownKey, UsageError
 from polar.gateway.calls import CallRun
 from polar.gateway.kinds import Threads
 from polar.ids import new_model_key, new_session_id
-from polar.specs import HarnessProfile, SamplingSpec
+from polar.specs import Finding, HarnessProfile, SamplingSpec
 from polar.store.capture import CaptureReader, CaptureStore, StoredSession
 from polar.tokens.history import History
 from polar.tokens.lineage import tools_root
@@ -91,6 +92,17 @@ class LiveSession:
             except TimeoutError:
                 log.warning("session %s is closed while %d replies are on their way", self.session_id, len(self.delivering))
 
+    def note_unknown(self, route: str) -> None:
+        """Count a request for a route that nobody serves; of very many routes the first ones by name."""
+        known = route in self.unknown_routes or len(self.unknown_routes) < MOST_ROUTES
+        self.unknown_routes[route if known else "other routes"] += 1
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What no call records: routes that nobody serves (C11), and requests that were refused."""
+        refused = (Finding("request_refused", self.refused),) if self.refused else ()
+        routes = (Finding("unknown_route", f"{route}, {count} ×") for route, count in self.unknown_routes.items())
+        return (*refused, *routes)
+
     def admit(self) -> int:
         """Ordinal of a call that arrives now.
 
@@ -143,6 +155,8 @@ class LiveSession:
         return next((call_id for call_id in gone if call_id not in self.replaced), "")
 
 
+LONGEST_GRACE = 3600.0  # seconds
+MOST_ROUTES = 50  # unknown routes that are counted by name
 DELIVERY_PATIENCE = 2.0  # seconds
 NO_TOOLS = tools_root(())
 
@@ -175,7 +189,13 @@ class Sessions:
     async def open(
         self, *, task_id: str, profile: HarnessProfile, sampling: SamplingSpec, metadata: dict[str, str] | None = None
     ) -> Opened:
-        """Open a session; it is durable when this returns."""
+        """Open a session; it is durable when this returns.
+
+        Raises:
+            UsageError: the profile or the sampling cannot be used.
+        """
+        check_profile(profile)
+        check_sampling(sampling)
         key = new_model_key()
         stored = StoredSession(
             session_id=new_session_id(),
@@ -280,16 +300,48 @@ class Sessions:
         for call in reader.calls(session.session_id):
             session.arrived = max(session.arrived, call.ordinal + 1)
             session.record(call)
-            if call.status == "ok":
+            if call.chain:  # else it failed before it had a place
                 bodies = reader.messages(call.message_hashes)
                 messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]
-                session.history.answered(call, messages)
                 session.threads.note_asked(call.kind, messages, has_tools=call.tools_hash != NO_TOOLS)
-                session.threads.note_answered(call)
+                if call.status == "ok":
+                    session.history.answered(call, messages)
+                    session.threads.note_answered(call)
 
     def _add(self, session: LiveSession) -> None:
         self._by_key[session.stored.key_hash] = session
         self._by_id[session.session_id] = session
+
+
+def check_profile(profile: HarnessProfile) -> None:
+    """
+    Raises:
+        UsageError: a pattern that is no regular expression, or a time that is none.
+    """
+    if not 0 <= profile.retry_grace <= LONGEST_GRACE:
+        raise UsageError(f"profile.retry_grace: expected 0 to {LONGEST_GRACE:g} seconds, got {profile.retry_grace:g}")
+    for number, rule in enumerate(profile.kinds):
+        for name in ("header_value", "system", "last"):
+            try:
+                re.compile(getattr(rule, name))
+            except re.error as error:
+                raise UsageError(f"profile.kinds[{number}].{name}: expected a regular expression: {error}") from None
+
+
+def check_sampling(sampling: SamplingSpec) -> None:
+    """
+    Raises:
+        UsageError: a value that no engine takes.
+    """
+    bounds = {
+        "temperature": (sampling.temperature >= 0, "0 or more"),
+        "top_p": (0 < sampling.top_p <= 1, "more than 0, and 1 at most"),
+        "top_k": (sampling.top_k >= 0, "0 (off) or more"),
+        "max_tokens": (sampling.max_tokens is None or sampling.max_tokens >= 1, "1 or more"),
+    }
+    for name, (good, expected) in bounds.items():
+        if not good:
+            raise UsageError(f"sampling.{name}: expected {expected}, got {getattr(sampling, name)}")
 
 
 def trims(profile: HarnessProfile) -> bool:

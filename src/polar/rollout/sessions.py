@@ -220,10 +220,7 @@ class Session:
         assert self._exit is not None
         calls = sorted(session.calls.values(), key=lambda call: call.ordinal)
         answered = any(call.status == "ok" for call in calls)
-        if session.refused:
-            self._findings.append(Finding("request_refused", session.refused))
-        for route, times in session.unknown_routes.items():
-            self._findings.append(Finding("unknown_route", f"{route}, {times} times"))
+        self._findings += session.findings()
         if self._exit.timed_out and answered:
             return None
         if session.refused_last:
