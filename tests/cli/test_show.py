@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from polar.cli.console import visible
 from polar.cli.runs import Run
+from polar.cli.session import asides
 from polar.cli.tokens import Writer
 from polar.engines.renderers import load_renderer
 from polar.rollout.folder import RunFolder
@@ -141,3 +143,16 @@ def test_a_broken_character_stays_one_token_each(run: RunFolder, smollm2_dir: Pa
     text = Writer(renderer.decode, logprobs=True).trace(trace).plain
     assert text.count("(-") + text.count(" -") >= len(trace.call_ids)
     assert "\ufffd" not in text
+
+
+def test_what_was_not_served_is_told_of_a_session(run: RunFolder) -> None:
+    calls = read_captured(run.capture, session_id(run)).calls
+    first = calls[0]
+    odd = structs.replace(first, kind="auxiliary", unserved=("effort", "image"), normalisers=("cache_control",))
+    also = structs.replace(first, unserved=("effort",))
+    assert asides([odd, also]) == [
+        "not served: effort (2 calls), image (1 call)",
+        "normalised: cache_control (1 call)",
+        "kinds: auxiliary (1 call), agent (1 call)",
+    ]
+    assert asides(calls) == []

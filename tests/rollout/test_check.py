@@ -68,10 +68,23 @@ async def test_a_bug_in_a_class_of_ones_own_is_a_verdict_and_no_error(smollm2_di
     assert (await checked("Broken", smollm2_dir)).verdict == "its class failed: KeyError('home')"
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "streamed"), [("pi", "yes"), ("mini_swe_agent", "no")])
-async def test_real_harnesses_work(name: str, streamed: str, smollm2_dir: Path) -> None:
+IN_CI = ["pi", "codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "mini_swe_agent"]
+ELSEWHERE = ["openhands", "copilot_cli", "mistral_vibe", "continue_cli", "cline", "gptme", "hermes", "aider"]
+
+
+def test_every_harness_is_checked_below() -> None:
+    assert sorted([*IN_CI, *ELSEWHERE, "shell"]) == sorted(harnesses.names())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in IN_CI),
+        *(pytest.param(name, marks=pytest.mark.wide) for name in ELSEWHERE),
+    ],
+)
+async def test_real_harnesses_work(name: str, smollm2_dir: Path) -> None:
     seen = await checked(name, smollm2_dir)
-    assert (seen.verdict, seen.streamed, seen.traces, seen.tool_ids) == ("ok", streamed, 1, (3, 3))
+    assert (seen.verdict, seen.traces, seen.tool_ids) == ("ok", 1, (0, 0) if name == "aider" else (3, 3))
     assert seen.size.endswith(" MB")

@@ -1,6 +1,7 @@
 """One session as a page: its traces with messages and tokens, what is not trained, what was odd."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.rule import Rule
@@ -41,6 +42,8 @@ def show_session(
         if writer is not None:
             console.print(writer.trace(trace), soft_wrap=True)
     _untrained(console, captured)
+    for line in asides(captured.calls):
+        console.print(plain(line, "dim"), soft_wrap=True)
     _foot(console, trajectory, result.findings if result else trajectory.findings)
 
 
@@ -115,6 +118,21 @@ def _untrained(console: Console, captured: Captured) -> None:
         console.print(Rule(Text("not trained"), align="left", style="dim"))
     for call in calls:
         console.print(plain(f"{call.call_id} {reasons[call.call_id]}, {call.sampled} tokens: {_said(call)}"), soft_wrap=True)
+
+
+def asides(calls: Sequence[Call]) -> list[str]:
+    """What calls asked and the policy was not given, what was read as if it were not there, and kinds beside the agent's."""
+    kinds: list[str] = [call.kind for call in calls]
+    named: dict[str, list[str]] = {
+        "not served": [name for call in calls for name in call.unserved],
+        "normalised": [name for call in calls for name in call.normalisers],
+        "kinds": kinds if set(kinds) != {"agent"} else [],
+    }
+    return [
+        f"{title}: " + ", ".join(f"{name} ({times} call{'s' if times > 1 else ''})" for name, times in Counter(names).items())
+        for title, names in named.items()
+        if names
+    ]
 
 
 def _said(call: Call) -> str:
