@@ -108,7 +108,7 @@ def test_the_native_program_takes_the_place_of_the_stub(tmp_path: Path) -> None:
     ("packages", "named"),
     [
         ((), "none"),
-        (("claude-code-linux-x64", "claude-code-linux-x64-musl"), "claude-code-linux-x64, claude-code-linux-x64-musl"),
+        (("claude-code-linux-x64", "claude-code-linux-x64-musl"), ".*linux-x64/claude, .*linux-x64-musl/claude"),
     ],
 )
 def test_without_exactly_one_native_program_there_is_no_installation(

@@ -81,7 +81,9 @@ def test_prompt_and_reply_fill_the_window_and_the_prompt_has_most_of_it(asked: i
     assert told["COPILOT_PROVIDER_MAX_PROMPT_TOKENS"] == str(8192 - output)
 
 
-@pytest.mark.parametrize(("natives", "named"), [((), "none"), (("copilot-linux-x64", "copilot-linuxmusl-x64"), "x64, copilot-l")])
+@pytest.mark.parametrize(
+    ("natives", "named"), [((), "none"), (("copilot-linux-x64", "copilot-linuxmusl-x64"), "x64/copilot, @github/copilot-l")]
+)
 def test_a_machine_without_one_program_of_its_own_is_told_so(natives: tuple[str, ...], named: str, tmp_path: Path) -> None:
     for name in natives:
         (tmp_path / "node_modules" / "@github" / name).mkdir(parents=True)

@@ -7,9 +7,10 @@ guide says to wrap them, `{"INVALID_JSON": "<what the model wrote>"}`, and are u
 from typing import Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from polar.chat import ChatRequest, Choice, Delta, ReasoningDelta, Reply, ToolCall
+from polar.dialects.arguments import unwrapped, wrapped
 from polar.dialects.ascii import encode
 from polar.dialects.protocol import EVENT_STREAM, Fault, FaultKind
 from polar.ids import parse_minted, signature
@@ -26,10 +27,6 @@ _FAULTS: dict[FaultKind, tuple[int, str]] = {
     "internal": (500, "api_error"),
 }
 _EMPTY_TEXT: dict[str, object] = {"type": "text", "text": ""}
-
-
-class _Invalid(Struct, forbid_unknown_fields=True):
-    text: str = msgspec.field(name="INVALID_JSON")
 
 
 def whole_reply(reply: Reply) -> bytes:
@@ -53,12 +50,7 @@ def fault_reply(fault: Fault) -> tuple[int, bytes]:
 
 def read_input(call_id: str, arguments: str) -> str:
     """The arguments of a tool call that came back as JSON object: what the model wrote, where we had to wrap it."""
-    if not parse_minted(call_id):
-        return arguments
-    try:
-        return msgspec.json.decode(arguments, type=_Invalid).text
-    except msgspec.ValidationError:
-        return arguments
+    return unwrapped(arguments) if parse_minted(call_id) else arguments
 
 
 class MessageEvents:
@@ -115,7 +107,7 @@ class MessageEvents:
 
     def _tool_use(self, call: ToolCall) -> bytes:
         started = self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        return started + self._delta({"type": "input_json_delta", "partial_json": _input(call)}) + self._stop()
+        return started + self._delta({"type": "input_json_delta", "partial_json": wrapped(call.arguments)}) + self._stop()
 
     def _start(self, block: dict[str, object]) -> bytes:
         self._blocks += 1
@@ -141,18 +133,10 @@ def _content(call_id: str, choice: Choice) -> list[dict[str, object]]:
     if message.text:
         blocks.append({"type": "text", "text": message.text})
     blocks += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": Raw(_input(call).encode())} for call in message.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": Raw(wrapped(call.arguments).encode())}
+        for call in message.tool_calls
     ]
     return blocks or [_EMPTY_TEXT]
-
-
-def _input(call: ToolCall) -> str:
-    """The arguments as the text of a JSON object: as the model wrote them, if they are one."""
-    try:
-        msgspec.json.decode(call.arguments, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return msgspec.json.encode(_Invalid(call.arguments)).decode()
-    return call.arguments
 
 
 def _error(fault: Fault) -> dict[str, object]:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from polar.chat import ImagePart, Message, Part, TextPart, ToolCall
+from polar.dialects.arguments import unwrapped
 from polar.dialects.bodies import decode_field, shortened
-from polar.dialects.gemini_reply import read_args
 from polar.dialects.gemini_wire import NULL, Several, base64_of, each, read
 from polar.errors import InvalidRequest
 from polar.ids import parse_minted, tool_call_id
@@ -242,7 +242,7 @@ def _own_id(name: str, id: str) -> str:
 def _named(turn: _Turn, index: int, call: ToolCall) -> ToolCall:
     """The call with an id, and with its arguments as the model wrote them."""
     named = parse_minted(call.id) or next(iter(turn.replies), None)
-    arguments = read_args(call.arguments) if named else call.arguments
+    arguments = unwrapped(call.arguments) if named else call.arguments
     id = call.id or (tool_call_id(*named, index) if named else f"gemini_{turn.place}_{index}")
     return ToolCall(id, call.name, arguments)
 

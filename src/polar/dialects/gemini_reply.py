@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, ToolCall
+from polar.dialects.arguments import wrapped
 from polar.dialects.ascii import encode
 from polar.dialects.protocol import EVENT_STREAM, JSON, Fault, FaultKind
 from polar.ids import response_id, signature
@@ -27,10 +28,6 @@ _STATUS: dict[FaultKind, tuple[int, str]] = {
     "unavailable": (503, "UNAVAILABLE"),
     "internal": (500, "INTERNAL"),
 }
-
-
-class _Invalid(Struct, forbid_unknown_fields=True):
-    text: str = msgspec.field(name="INVALID_JSON")
 
 
 class _Thinking(Struct, rename="camel"):
@@ -53,14 +50,6 @@ def wants_thoughts(request: ChatRequest) -> bool:
     """Thoughts are parts that only clients that asked for them know to tell from text."""
     thinking = request.extra.get("thinkingConfig")
     return thinking is not None and bool(msgspec.json.decode(thinking, type=_Thinking).include_thoughts)
-
-
-def read_args(args: str) -> str:
-    """The arguments of one of our calls that came back: what the model wrote, where it had to be wrapped."""
-    try:
-        return msgspec.json.decode(args, type=_Invalid).text
-    except msgspec.ValidationError:
-        return args
 
 
 def status(fault: Fault) -> int:
@@ -160,9 +149,5 @@ def _candidate(parts: list[dict[str, object]]) -> dict[str, object]:
 
 
 def _args(call: ToolCall) -> Raw:
-    """The arguments as a compact JSON object: as the model wrote them, if they are one."""
-    try:
-        msgspec.json.decode(call.arguments, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return Raw(msgspec.json.encode(_Invalid(call.arguments)))
-    return Raw(msgspec.json.format(call.arguments.encode(), indent=-1))
+    """The arguments as a compact JSON object."""
+    return Raw(msgspec.json.format(wrapped(call.arguments).encode(), indent=-1))

@@ -23,8 +23,7 @@ Facts about 2.1.332 that the launch rests on, each seen in its requests or in it
 
 from pathlib import Path
 
-from polar.errors import InstallError
-from polar.harnesses.npm import NpmPackage
+from polar.harnesses.npm import NpmPackage, place_native
 from polar.harnesses.options import check_options, chosen
 from polar.harnesses.protocol import Endpoint, Launch, Report, shell_probe
 from polar.sandboxes.protocol import Command
@@ -37,12 +36,7 @@ _PROGRAM = "@anthropic-ai/claude-code/bin/claude.exe"  # on every system
 
 def _place_program(directory: Path) -> None:
     """What the package's own `install.cjs` does: the program takes the place of a stub."""
-    modules = directory / "node_modules"
-    found = sorted(modules.glob(_NATIVE))
-    if len(found) != 1:
-        names = ", ".join(path.parent.name for path in found) or "none"
-        raise InstallError(f"claude_code: npm should have installed one program for this system, and installed {names}")
-    found[0].replace(modules / _PROGRAM)
+    place_native("claude_code", directory, _NATIVE, _PROGRAM)
 
 
 _PACKAGE = NpmPackage("claude_code", "@anthropic-ai/claude-code", "2.1.332", (_PROGRAM, "--version"), _place_program)

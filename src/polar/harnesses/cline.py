@@ -20,9 +20,8 @@ Facts about 3.0.65 that the launch rests on, each seen in its source or in its r
 import re
 from pathlib import Path
 
-from polar.errors import InstallError
 from polar.harnesses.arguments import as_argument
-from polar.harnesses.npm import NpmPackage, json_text
+from polar.harnesses.npm import NpmPackage, json_text, place_native
 from polar.harnesses.options import check_options
 from polar.harnesses.protocol import Endpoint, Launch, Report, Turn
 from polar.sandboxes.protocol import Command
@@ -40,12 +39,7 @@ def place_program(directory: Path) -> None:
     Raises:
         InstallError: npm installed no program for this machine, or several.
     """
-    modules = directory / "node_modules"
-    found = list(modules.glob(_NATIVE))
-    if len(found) != 1:
-        names = ", ".join(path.parent.parent.name for path in found) or "none"
-        raise InstallError(f"cline: npm should have installed one program for this system, and installed {names}")
-    found[0].replace(modules / _PROGRAM)
+    place_native("cline", directory, _NATIVE, _PROGRAM)
 
 
 _PACKAGE = NpmPackage("cline", "cline", "3.0.65", (_PROGRAM, "--version"), place_program)

@@ -16,9 +16,8 @@ Facts about 1.0.102 that the launch rests on, each seen in its requests or in it
 
 from pathlib import Path
 
-from polar.errors import InstallError
 from polar.harnesses.install import run_tool
-from polar.harnesses.npm import NpmPackage
+from polar.harnesses.npm import NpmPackage, place_native
 from polar.harnesses.options import check_options, chosen
 from polar.harnesses.protocol import Endpoint, Launch, Report, shell_probe
 from polar.sandboxes.protocol import Command
@@ -44,12 +43,7 @@ def finish(directory: Path) -> None:
     Raises:
         InstallError: npm installed no program for this machine, or several.
     """
-    modules = directory / "node_modules"
-    found = list(modules.glob(_NATIVE))
-    if len(found) != 1:
-        names = ", ".join(path.parent.name for path in found) or "none"
-        raise InstallError(f"copilot_cli: npm should have installed one program for this system, and installed {names}")
-    program = found[0].replace(modules / _PROGRAM)
+    program = place_native("copilot_cli", directory, _NATIVE, _PROGRAM)
     cache = str(directory / _UNPACKED)
     alone = {"COPILOT_SEA_EXTRACT_ONLY": "1", "COPILOT_PKG_CACHE_HOME": cache, "HOME": cache}
     run_tool("unpacking copilot_cli", [str(program)], env=alone)

@@ -96,6 +96,24 @@ class NpmPackage:
         )
 
 
+def place_native(harness: str, directory: Path, native: str, program: str) -> Path:
+    """Put the one native program that npm installed for this machine where it stands on every system.
+
+    Args:
+        native: pattern of its path below `node_modules`, in the optional package of this machine.
+        program: its new path below `node_modules`.
+
+    Raises:
+        InstallError: npm installed none, or several.
+    """
+    modules = directory / "node_modules"
+    found = sorted(modules.glob(native))
+    if len(found) != 1:
+        names = ", ".join(str(path.relative_to(modules)) for path in found) or "none"
+        raise InstallError(f"{harness}: npm should have installed one program for this system, and installed {names}")
+    return found[0].replace(modules / program)
+
+
 def json_text(data: object) -> str:
     """JSON for a configuration file that people may read."""
     return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"

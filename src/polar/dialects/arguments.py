@@ -1,0 +1,28 @@
+"""Tool-call arguments in APIs that take nothing but a JSON object.
+
+What the model wrote otherwise goes out wrapped, `{"INVALID_JSON": "<what it wrote>"}`, and is unwrapped when it comes back.
+"""
+
+import msgspec
+from msgspec import Struct
+
+
+class _Invalid(Struct, forbid_unknown_fields=True):
+    text: str = msgspec.field(name="INVALID_JSON")
+
+
+def wrapped(arguments: str) -> str:
+    """The text of a JSON object: the arguments as the model wrote them, if they are one."""
+    try:
+        msgspec.json.decode(arguments, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.encode(_Invalid(arguments)).decode()
+    return arguments
+
+
+def unwrapped(arguments: str) -> str:
+    """What the model wrote, given the JSON object that came back."""
+    try:
+        return msgspec.json.decode(arguments, type=_Invalid).text
+    except msgspec.ValidationError:
+        return arguments
