@@ -108,7 +108,7 @@ class KindRule(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         header: lower-case name of a header that must be there, with a value that `header_value` matches.
         system: pattern in the leading system messages' text.
-        last: pattern in the text of the last message.
+        last: pattern in the text of the last message, which is no tool's answer: that could hold any text.
         tools: whether the request has tools: `some`, `none`, or `any`.
     """
 

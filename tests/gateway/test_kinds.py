@@ -115,6 +115,16 @@ async def test_an_agent_that_goes_on_in_a_history_with_a_compaction_is_still_the
         assert await kinds(stand, session_id) == ["agent", "compaction", "agent"]
 
 
+async def test_a_tool_that_prints_the_phrase_of_a_rule_changes_no_kind(serve: Serve) -> None:
+    profile = HarnessProfile("any", kinds=(KindRule("compaction", last="result of call_"),))
+    async with serve(policy) as stand:
+        session_id, key = await stand.open(profile)
+        agent = Conversation(stand.client(key), system("You are the agent."))
+        await agent.ask()
+        await agent.ask()
+        assert await kinds(stand, session_id) == ["agent", "agent"]
+
+
 async def test_kinds_survive_a_restart(serve: Serve) -> None:
     async with serve(policy) as stand:
         session_id, key = await stand.open()

@@ -117,7 +117,9 @@ def _in_system(pattern: str, messages: Sequence[Message]) -> bool:
 
 
 def _in_last(pattern: str, messages: Sequence[Message]) -> bool:
-    return not pattern or bool(messages and re.search(pattern, messages[-1].text))
+    if not pattern:
+        return True
+    return bool(messages) and messages[-1].role != "tool" and bool(re.search(pattern, messages[-1].text))
 
 
 def _telling(text: str) -> str:
