@@ -6,8 +6,8 @@ from msgspec import Raw
 
 from polar.chat import ChatRequest, Message, RequestedSampling, TextPart, Tool
 from polar.dialects.protocol import Target
-from polar.gateway.calls import addressed
 from polar.gateway.retries import request_hash
+from polar.gateway.terms import addressed
 
 TARGET = Target("POST", "/v1/responses")
 REQUEST = ChatRequest(

@@ -24,10 +24,12 @@ from polar.errors import (
     UnknownKey,
     UnknownRoute,
 )
-from polar.gateway.calls import Arrival, Backend, CallRun, addressed, reply_of
+from polar.gateway.calls import Arrival, Backend, CallRun
 from polar.gateway.previous import follow
+from polar.gateway.replies import reply_of
 from polar.gateway.retries import request_hash
 from polar.gateway.sessions import LiveSession, Sessions
+from polar.gateway.terms import addressed
 from polar.tokens.normalisers import normalise
 from polar.tokens.records import Call
 

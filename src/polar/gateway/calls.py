@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-import xxhash
 
-from polar.chat import ChatRequest, Choice, Delta, ImagePart, Reply, TokenLogprob, Usage
+from polar.chat import ChatRequest, Delta
 from polar.engines.protocol import Engine, EngineInfo, ResolvedSampling
 from polar.errors import (
     CaptureError,
@@ -29,11 +27,11 @@ from polar.errors import (
 from polar.gateway.feed import Feed
 from polar.gateway.generation import Generation
 from polar.gateway.kinds import call_kind
+from polar.gateway.terms import numbers, resolve, respelled, unserved
 from polar.ids import new_call_id
-from polar.specs import CallKind, Finding, Int32Array, SamplingSpec
+from polar.specs import CallKind, Finding, Int32Array
 from polar.store.capture import CaptureStore
-from polar.tokens.history import History, Plan, prompt_hash
-from polar.tokens.lineage import tools_root
+from polar.tokens.history import Plan, prompt_hash
 from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Node, Position
 
 if TYPE_CHECKING:
@@ -299,7 +297,7 @@ class CallRun:
             logprobs_mode=self._backend.engine.logprobs_mode,
             chain=plan.chain if plan else "",
             requested=request.sampling,
-            resolved=_numbers(self._sampling),
+            resolved=numbers(self._sampling),
             sampled=sum(len(choice.ids) for choice in self._choices),
             tail=sum(choice.tail for choice in self._choices),
             parent_call=plan.parent_call if plan else "",
@@ -337,91 +335,9 @@ class CallRun:
         names = [*request.normalised, *(name for name in profile.normalisers if name == "trim_text")]
         if request.messages and request.messages[-1].role == "assistant":
             names.append("prefill_closed")  # T18: the message is closed, and a new turn is opened
-        return (*names, *self._respelled())
-
-    def _respelled(self) -> tuple[str, ...]:
-        """T02, T03: how the reply that this prompt continues differs from what was sent."""
-        plan = self._plan
-        if plan is None or plan.continuation.reply is None or (parent := self.session.calls.get(plan.parent_call)) is None:
-            return ()
-        came = self._arrival.request.messages[plan.continuation.known - 1]
-        sent = parent.choices[plan.continuation.reply.choice].message
-        differing = {
-            "arguments_respelled": [call.arguments for call in came.tool_calls] != [call.arguments for call in sent.tool_calls],
-            "reasoning_changed": came.reasoning != sent.reasoning,
-            "text_trimmed": came.text != sent.text,
-        }
-        return tuple(name for name, differs in differing.items() if differs)
+        return (*names, *respelled(self._plan, request.messages, self.session.calls))
 
     def _timings(self) -> CallTimings:
         firsts = [choice.first for choice in self._choices if choice.first]
         lasts = [choice.last for choice in self._choices]
         return CallTimings(self._arrival.received, self._sent, min(firsts, default=0.0), max(lasts), self._committed)
-
-
-def reply_of(call: Call, history: History, *, logprobs: bool) -> Reply:
-    """What a harness is told of a committed call; the same for its first delivery and for a replay."""
-    choices: list[Choice] = []
-    for choice in call.choices:
-        if choice.finish_reason == "abort":
-            raise CaptureError("aborted", f"call {call.call_id} has no reply")
-        tokens = _token_logprobs(choice, history) if logprobs else ()
-        choices.append(Choice(choice.message, choice.finish_reason, choice.stop_sequence, tokens))
-    usage = Usage(call.prompt_tokens, call.sampled - call.tail)
-    return Reply(call.call_id, call.model, int(call.timings.received), tuple(choices), usage)
-
-
-def _token_logprobs(choice: ChoiceRecord, history: History) -> tuple[TokenLogprob, ...]:
-    node = history.tree.nodes[choice.node] if choice.node is not None else None
-    if node is None or node.logprobs is None:
-        return ()
-    pairs = zip(node.ids.tolist(), node.logprobs.tolist(), strict=True)
-    return tuple(TokenLogprob(history.renderer.decode([token]), logprob) for token, logprob in pairs)
-
-
-def resolve(
-    task: SamplingSpec, request: ChatRequest, room: int, stop_ids: tuple[int, ...], *, constrains: bool = False
-) -> ResolvedSampling:
-    """Sampling belongs to the trainer (D18); `max_tokens` is the least of harness, task and room (tokens).
-
-    A schema binds the whole reply, so it is followed only where the request has no tools.
-    """
-    limits = [limit for limit in (request.sampling.max_tokens, task.max_tokens, room) if limit is not None]
-    return ResolvedSampling(
-        max_tokens=min(limits),
-        temperature=task.temperature,
-        top_p=task.top_p,
-        top_k=task.top_k,
-        stop_token_ids=stop_ids,
-        json_schema=request.json_schema if constrains and not request.tools else None,
-    )
-
-
-def unserved(request: ChatRequest, sampling: ResolvedSampling | None) -> tuple[str, ...]:
-    """Names of what was asked and the policy was not given: the dialect's, and what engine and renderer cannot do."""
-    names = list(request.unserved)
-    if request.tool_choice not in ("auto", "none"):
-        names.append("tool_choice")
-    if request.json_schema is not None and (sampling is None or sampling.json_schema is None):
-        names.append("response_format")
-    if any(isinstance(part, ImagePart) for message in request.messages for part in message.content):
-        names.append("image")
-    return tuple(dict.fromkeys(names))
-
-
-def addressed(request: ChatRequest) -> list[tuple[str, bytes]]:
-    """A request's messages, then its tools, as the content-addressed table holds them: (hash, JSON).
-
-    A message's address is the xxh3_128 of its JSON in hex, the tools' is the root of their lineage.
-    """
-    bodies = [msgspec.json.encode(message) for message in request.messages]
-    return [
-        *((xxhash.xxh3_128_hexdigest(body), body) for body in bodies),
-        (tools_root(request.tools), msgspec.json.encode(request.tools)),
-    ]
-
-
-def _numbers(sampling: ResolvedSampling | None) -> dict[str, float]:
-    if sampling is None:
-        return {}
-    return {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
