@@ -171,6 +171,15 @@ def branches(seen: Seen) -> list[tuple[str, int, str]]:
     ]
 
 
+# What a probe leaves behind (`polar.harnesses.protocol.Harness.probe`).
+FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
+
+
+def files(seen: Seen) -> dict[str, str]:
+    """What the harness left in its workspace: name → text."""
+    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
+
+
 def exact(seen: Seen) -> None:
     """Every prompt, sampled id and log-probability is that of the policy's log; every trained token is trained once."""
     assert not (found := list(differences(seen.captured, seen.log))), "; ".join(found)

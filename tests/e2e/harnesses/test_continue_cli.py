@@ -7,20 +7,15 @@ from polar.engines.script import Fault
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
-from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, by_prompt, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 PROBE = harnesses.get("continue_cli").probe
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 SUMMARY = "one.txt is written, and two.txt is still to be written"
 
 
 def shell(command: str) -> Turn:
     return Turn("", (("Bash", {"command": command}),))
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])

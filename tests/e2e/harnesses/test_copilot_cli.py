@@ -7,12 +7,11 @@ from polar.engines.script import Fault
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
-from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, by_prompt, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 PROBE = harnesses.get("copilot_cli").probe
 APIS = {"completions": "openai_chat", "responses": "openai_responses", "anthropic": "anthropic_messages"}
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 SUMMARY = "one.txt is written, and two.txt is still to be written"
 LONG = "yes 'a line of many words' | head -n 600"
 
@@ -33,10 +32,6 @@ def errand(name: str, prompt: str) -> tuple[str, dict[str, object]]:
         "name": name,
         "mode": "sync",
     }
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])

@@ -7,11 +7,10 @@ from polar.engines.script import Fault
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
-from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, by_prompt, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 PROBE = harnesses.get("gemini_cli").probe
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 
 
 def shell(command: str, text: str = "") -> Turn:
@@ -24,10 +23,6 @@ def errand(prompt: str) -> tuple[str, dict[str, object]]:
 
 def done(result: str) -> Turn:
     return Turn("", (("complete_task", {"result": {"response": result}}),))
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])

@@ -7,15 +7,10 @@ from polar.engines.script import Fault, Scripted, ScriptedCall
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, slow
-from tests.e2e.harnesses.rig import Seen, branches, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 PROBE = harnesses.get("mini_swe_agent").probe
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])

@@ -8,11 +8,10 @@ from polar.harnesses.pi import API
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
-from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, by_prompt, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 PROBE = harnesses.get("pi").probe
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 DIALECTS = {"chat": "openai_chat", "responses": "openai_responses", "anthropic": "anthropic_messages", "google": "gemini"}
 
 
@@ -21,10 +20,6 @@ SUMMARY = "## Goal\none.txt is written, and two.txt is still to be written"
 
 def shell(command: str) -> Turn:
     return Turn("", (("bash", {"command": command}),))
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 def test_every_api_is_tried_below() -> None:

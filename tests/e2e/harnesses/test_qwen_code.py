@@ -7,11 +7,10 @@ from polar.engines.script import Fault
 from polar.harnesses.protocol import Turn
 from tests.e2e.harnesses.conftest import Run
 from tests.e2e.harnesses.dying import Killer, check_stopped_at_once, slow
-from tests.e2e.harnesses.rig import Seen, branches, by_prompt, exact, faulty, turns
+from tests.e2e.harnesses.rig import FILES, branches, by_prompt, exact, faulty, files, turns
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 PROBE = harnesses.get("qwen_code").probe
-FILES = {"hello.txt": "hello\n", "one.txt": "one\n", "two.txt": "two\n"}
 SUMMARY = "<analysis>x</analysis>\n<state_snapshot>\none.txt is written, and two.txt is still to be written\n</state_snapshot>"
 
 
@@ -21,10 +20,6 @@ def shell(command: str, text: str = "") -> Turn:
 
 def errand(prompt: str) -> tuple[str, dict[str, object]]:
     return "agent", {"description": "an errand", "prompt": prompt, "subagent_type": "general-purpose"}
-
-
-def files(seen: Seen) -> dict[str, str]:
-    return {path.name: path.read_text() for path in seen.workspace.iterdir()}
 
 
 @pytest.mark.parametrize("sandbox", ["process", "bubblewrap"])
