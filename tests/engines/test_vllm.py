@@ -3,8 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 
 from polar.chat import Usage
 from polar.engines.protocol import Engine, EngineInfo, Generated, ResolvedSampling
-from polar.engines.scripted import Control, Logged, Scripted, ScriptedEngine, scripted_server
+from polar.engines.scripted import Control, Scripted, ScriptedEngine, scripted_server
 from polar.engines.vllm import VllmEngine
 from polar.errors import EngineError
 from polar.specs import Int32Array, VersionSpan
+from tests.engines.servers import client_of, freed, ids, joined, logged, replaying, serving, stream
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests."
 SAMPLING = ResolvedSampling(max_tokens=1000, stop_token_ids=(2,))
@@ -51,75 +52,8 @@ def tokenizer(model_dir: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
 
-@asynccontextmanager
-async def client_of(url: str, key: str = "") -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(url, key)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-@asynccontextmanager
-async def serving(scripted: ScriptedEngine) -> AsyncIterator[VllmEngine]:
-    async with scripted_server(scripted) as url, client_of(url) as engine:
-        yield engine
-
-
-@asynccontextmanager
-async def replaying(*pieces: bytes, pause: float = 0.0, key: str = "") -> AsyncIterator[tuple[VllmEngine, list[bytes]]]:
-    """An engine that answers any request with these bytes, with pauses between them; also the requests that it got."""
-    requests: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) if b"ontent-" in head else 0
-        requests.append(head + await reader.readexactly(length))
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), pause)
-        writer.close()
-
-    over = asyncio.Event()
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key) as engine:
-        yield engine, requests
-        over.set()
-
-
-def stream(*events: bytes) -> bytes:
-    content = b"".join(events)
-    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(content) + content
-
-
-def ids(*values: int) -> Int32Array:
-    return np.array(values, np.int32)
-
-
 async def collect(engine: Engine, request_id: str = "r1", prompt: Int32Array | None = None) -> list[Generated]:
     return [part async for part in engine.generate(request_id, ids(5, 6) if prompt is None else prompt, SAMPLING)]
-
-
-def joined(parts: list[Generated]) -> tuple[list[int], list[float]]:
-    return [token for part in parts for token in part.ids], [value for part in parts for value in part.logprobs]
-
-
-async def logged(scripted: ScriptedEngine, tokens: int) -> Logged:
-    """The first generation, once it has sampled so many tokens."""
-    async with asyncio.timeout(2):
-        while not scripted.log or len(scripted.log[0].ids) < tokens:
-            await asyncio.sleep(0.005)
-    return scripted.log[0]
-
-
-async def freed(scripted: ScriptedEngine) -> Logged:
-    """The first generation, once it is over."""
-    async with asyncio.timeout(2):
-        while not scripted.log or scripted.log[0].freed_at is None:
-            await asyncio.sleep(0.005)
-    return scripted.log[0]
 
 
 class TestGenerate:
@@ -188,7 +122,7 @@ class TestGenerate:
         async with serving(scripted) as engine:
             for number in range(3):
                 await collect(engine, f"r{number}")
-            assert len(engine._origin.open) == 1
+            assert len(engine._server._origin.open) == 1
 
     async def test_a_hundred_generations_run_at_once(self, tokenizer: Tokenizer) -> None:
         scripted = ScriptedEngine(tokenizer, lambda call: Scripted(TEXT, delay_per_token=0.001))
@@ -290,7 +224,7 @@ class TestFaults:
 
     async def test_what_is_not_vllm(self) -> None:
         async with replaying(stream(b"data: <html>\n\n")) as (engine, _):
-            with pytest.raises(EngineError, match="sent what vLLM would not"):
+            with pytest.raises(EngineError, match="sent what its kind would not"):
                 await collect(engine)
 
     async def test_http_500_carries_the_servers_message(self, tokenizer: Tokenizer) -> None:
@@ -327,7 +261,7 @@ class TestInfo:
     async def test_model_tokenizer_directory_and_context(self, tokenizer: Tokenizer, model_dir: Path) -> None:
         scripted = ScriptedEngine(tokenizer, lambda call: Scripted(TEXT), model_dir=model_dir, max_model_len=8192)
         async with serving(scripted) as engine:
-            assert await engine.info() == EngineInfo("scripted", str(model_dir), 8192)
+            assert await engine.info() == EngineInfo("scripted", str(model_dir), 8192, chats=True)
 
     async def test_an_adapter_is_not_taken_for_the_model(self) -> None:
         models = (
@@ -335,7 +269,7 @@ class TestInfo:
             b'{"id":"base","root":"/models/base","parent":null,"max_model_len":2048}]}'
         )
         async with replaying(stream(models)) as (engine, _):
-            assert await engine.info() == EngineInfo("base", "/models/base", 2048)
+            assert await engine.info() == EngineInfo("base", "/models/base", 2048, chats=True)
 
 
 EVERY_CALL: list[Callable[[VllmEngine], Awaitable[object]]] = [

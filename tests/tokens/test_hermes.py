@@ -18,6 +18,7 @@ from polar.tokens.chatml import ChatMLRenderer
 from polar.tokens.hermes import MAX_DEPTH, TAGS, HermesParser
 from polar.tokens.rendering import ParsedReply
 from polar.tokens.tokenizer import Tokenizer
+from tests.tokens.toy import left
 
 Sampled = Callable[[str], Sequence[int]]
 Read = Callable[[str], ParsedReply]
@@ -329,7 +330,7 @@ def test_what_is_rendered_is_read_back(renderer: ChatMLRenderer, text: str, reas
     message = Message(
         "assistant", (TextPart(text),), reasoning, tuple(ToolCall("", name, arguments) for name, arguments in calls)
     )
-    prompt, through, bridge = renderer.render([], ()), renderer.render([message], ()), renderer.bridge(True, ())
+    prompt, through, bridge = renderer.render([], ()), renderer.render([message], ()), renderer.bridge(left(True), ())
     reply = through[len(prompt) : len(through) - len(bridge)].tolist()
     assert stream(renderer, [reply])[1] == ParsedReply(text, reasoning, tuple(calls))
 

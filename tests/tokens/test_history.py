@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from polar.chat import Message, TextPart, ToolCall
+from polar.specs import Int32Array
 from polar.tokens.history import History, prompt_hash
+from polar.tokens.lineage import system_text
 from polar.tokens.tree import EMPTY
 from tests.tokens.sessions import TOOLS, Conversation, Session, follow, rewrite, steps, text_message
-from tests.tokens.toy import END, ToyRenderer
+from tests.tokens.toy import END, ToyRenderer, left
 
 
 @settings(max_examples=150)
@@ -41,7 +44,7 @@ def test_a_restarted_gateway_plans_as_the_first_would_have(data: st.DataObject) 
     assert restarted.take_unsaved() == []
     for conversation, call in zip(asked, session.calls, strict=True):
         if call.status == "ok":
-            restarted.answered(call, conversation.messages)
+            restarted.answered(call, system_text(conversation.messages))
     for conversation, call in zip(asked, session.calls, strict=True):
         continued = Conversation(list(conversation.messages), conversation.tools)
         follow(continued, call)
@@ -78,7 +81,7 @@ def test_a_reply_cut_by_length_is_closed_by_the_bridge_and_a_stopped_one_is_not(
         session.ask(talk, text_message("assistant", "c"))
         first, second = session.answers
         known = first.prompt + first.sampled
-        assert second.prompt == known + closes + ToyRenderer().bridge(True, [text_message("user", "u")]).tolist()
+        assert second.prompt == known + closes + ToyRenderer().bridge(left(True), [text_message("user", "u")]).tolist()
 
 
 def test_equal_words_in_different_ids_are_ambiguous_and_rendered() -> None:
@@ -116,7 +119,7 @@ def test_a_history_that_ends_with_a_reply_is_continued_by_an_empty_bridge() -> N
     assert call.parent_call == session.calls[0].call_id
     assert (
         session.answers[1].prompt
-        == session.answers[0].prompt + session.answers[0].sampled + ToyRenderer().bridge(True, ()).tolist()
+        == session.answers[0].prompt + session.answers[0].sampled + ToyRenderer().bridge(left(True), ()).tolist()
     )
 
 
@@ -151,3 +154,54 @@ def test_what_failed_commits_held_goes_with_the_next(first_fails_first: bool) ->
 def test_the_size_of_a_plan_counts_the_letters_to_encode(message: Message, letters: int) -> None:
     plan = History(ToyRenderer()).plan([message], ())
     assert (plan.size, plan.start) == (letters, EMPTY)
+
+
+def whole(session: Session, talk: Conversation) -> Int32Array:
+    """The next prompt as an engine would render it that knows what is stored."""
+    plan = session.history.plan(talk.messages, talk.tools)
+    return np.concatenate([session.history.tree.path(plan.start), session.history.render(plan)])
+
+
+def test_a_prompt_of_the_engines_is_put_behind_the_reply_that_it_continues() -> None:
+    """Of two equal replies it is the one that lineage names, though the older has the same ids."""
+    session, talk = Session(), start()
+    for _ in range(2):
+        asked = start()
+        reply = Message("assistant", (TextPart("Yes."),), "", (ToolCall("", "bash", "{}"),))
+        follow(asked, session.ask(asked, reply))
+        talk = asked
+    ids, plan = whole(session, talk), session.history.plan(talk.messages, talk.tools)
+    place, differs = session.history.place_whole(plan, ids, "c9abcdefgh")
+    assert differs is None
+    assert session.history.tree.path(place).tolist() == ids.tolist()
+    assert [told.reply.call_id for told in session.history.told(place)] == [session.calls[1].call_id]
+
+
+def test_a_prompt_of_the_engines_that_leaves_what_is_stored_forks_at_the_token() -> None:
+    session, talk = Session(), start()
+    follow(talk, session.ask(talk, text_message("assistant", "Yes."), other=True))
+    plan = session.history.plan(talk.messages, talk.tools)
+    ids = ToyRenderer().render(talk.messages, talk.tools)
+    place, differs = session.history.place_whole(plan, ids, "c9abcdefgh")
+    assert differs == len(session.answers[0].prompt)
+    assert session.history.tree.path(place).tolist() == ids.tolist()
+    assert session.history.told(place) == []
+    (told,) = session.history.told(plan.start)
+    stored = session.history.tree.path(plan.start)
+    assert stored[told.start : told.end].tolist() == session.answers[0].sampled
+
+
+def test_a_reply_whose_ids_nobody_has_is_history_and_no_place() -> None:
+    session, talk = Session(), start()
+    record = session.ask(talk, text_message("assistant", "Yes."))
+    untraced = structs.replace(
+        record, call_id="c8abcdefgh", choices=tuple(structs.replace(choice, node=None) for choice in record.choices)
+    )
+    history = History(ToyRenderer())
+    plan = history.plan(talk.messages, talk.tools, traced=False)
+    history.answered(untraced, plan.system)
+    follow(talk, record)
+    seen, traced = (history.plan(talk.messages, talk.tools, traced=traced) for traced in (False, True))
+    assert (seen.parent_call, seen.continuation.fork_reason) == ("c8abcdefgh", "")
+    assert (traced.parent_call, traced.continuation.fork_reason) == ("c8abcdefgh", "external_history")
+    assert history.render(traced).tolist() == ToyRenderer().render(talk.messages, talk.tools).tolist()

@@ -7,7 +7,7 @@ import numpy as np
 
 from polar.chat import Message, Tool
 from polar.specs import Int32Array
-from polar.tokens.rendering import ReplyParser
+from polar.tokens.rendering import LastTurn, ReplyParser
 
 START, END, CALL = 3, 4, 5
 OTHER = 0x200000  # added to an id: the same character, as no rendering spells it
@@ -23,6 +23,11 @@ def body(message: Message) -> list[int]:
     return spell(message.text) + calls
 
 
+def left(stopped: bool) -> LastTurn:
+    """A reply of which only matters how it ended."""
+    return LastTurn(np.empty(0, np.int32), stopped)
+
+
 def turn(message: Message) -> list[int]:
     return [START, ROLES[message.role], *body(message), END]
 
@@ -32,16 +37,17 @@ class ToyRenderer:
 
     name = "toy"
     stop_ids: tuple[int, ...] = (END,)
+    shows_tools = True
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Int32Array:
         head = [token for tool in tools for token in (CALL, *spell(msgspec.json.encode(tool).decode()))]
         return self._opened(head + [token for message in messages for token in turn(message)])
 
-    def bridge(self, stopped: bool, messages: Sequence[Message]) -> Int32Array:
+    def bridge(self, last: LastTurn, messages: Sequence[Message]) -> Int32Array:
         assert all(message.role != "assistant" for message in messages)
-        return self._opened(([] if stopped else [END]) + [token for message in messages for token in turn(message)])
+        return self._opened(([] if last.stopped else [END]) + [token for message in messages for token in turn(message)])
 
-    def parser(self) -> ReplyParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> ReplyParser:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ The key travels in the environment, never on a command line, which every process
 
 import hmac
 import os
+import re
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -16,18 +17,24 @@ from polar.errors import UsageError
 
 KEY_VARIABLE = "POLAR_ENGINE_KEY"
 OPEN_PATH = "/health"
+CREDENTIALS = re.compile(r"(?<=://)[^/?#]*@")
 
 
-def key_from_environment() -> str:
-    """The engine's key as `$POLAR_ENGINE_KEY` gives it; empty for an engine without one.
+def key_from_environment(variable: str = KEY_VARIABLE) -> str:
+    """The engine's key as `variable` of the environment gives it; empty for an engine without one.
 
     Raises:
         UsageError: it cannot be sent in a header.
     """
-    key = os.environ.get(KEY_VARIABLE, "").strip()
+    key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{KEY_VARIABLE}: expected one line of printable ASCII characters")
+        raise UsageError(f"{variable}: expected one line of printable ASCII characters")
     return key
+
+
+def shown(addresses: str) -> str:
+    """URLs as they may be stored and told: without user names and passwords."""
+    return CREDENTIALS.sub("", addresses)
 
 
 def guards(key: str) -> list[Middleware]:

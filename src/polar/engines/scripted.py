@@ -12,68 +12,37 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import uvicorn
-from msgspec import Struct, field
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
 from polar.engines.keys import guards, key_from_environment
-from polar.engines.script import Policy, Scripted, ScriptedCall
+from polar.engines.script import Policy, Scripted, ScriptedCall, prove
+from polar.engines.scripted_chat import ChatTemplate
+from polar.engines.scripted_generation import Generation, Logged
+from polar.engines.scripted_replies import ChatTelling, CompletionTelling, GenerationReply, TokenTelling
+from polar.engines.scripted_requests import Asked, Chat, Complete, Generate, Refused, answer, read, refusal
+from polar.engines.self_test import PREFIX as SELF_TEST
+from polar.errors import UsageError
 
 __all__ = ["Control", "Logged", "Scripted", "ScriptedCall", "ScriptedEngine", "read_log", "scripted_server"]
 
-REQUEST_PREFIX = "generate-tokens-"
-
-
-class Logged(Struct):
-    """The truth about one generation.
-
-    Attributes:
-        ids, logprobs, versions: of each sampled token, in order; equally long. Values are exact in float32.
-        finish: `stop`, `length` or `abort`; empty while it runs, and when it died.
-        aborted_at: unix seconds at which the abort, or the end of the connection, was noticed.
-        freed_at: unix seconds at which the generation was over.
-    """
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    ids: list[int] = []
-    logprobs: list[float] = []
-    versions: list[str] = []
-    finish: str = ""
-    aborted_at: float | None = None
-    freed_at: float | None = None
-
 
 class Control(Struct, frozen=True):
-    """A request to another route than generate: path with query, and body as sent."""
+    """A request to a route that does not generate: path with query, and body as sent."""
 
     path: str
     body: str
-
-
-class _Sampling(Struct):
-    max_tokens: int = 16
-    prompt_logprobs: int | None = None
-
-
-class _Asked(Struct):
-    token_ids: list[int]
-    sampling_params: _Sampling
-    request_id: str = field(default_factory=lambda: uuid4().hex)
-    stream: bool = False
 
 
 class ScriptedEngine:
@@ -82,9 +51,11 @@ class ScriptedEngine:
     Args:
         tokenizer: byte-level BPE with the ChatML tokens.
         reply: the script, called once per generation.
-        model_dir: what `/v1/models` names as the tokenizer's directory.
+        model_dir: what `/v1/models` names as the tokenizer's directory; its chat template is used, if it knows tools.
         log_file: each generation is appended here as a line of JSON, before its end goes out; see `read_log`.
         key: what its routes ask for; empty leaves them open. As a process it takes `$POLAR_ENGINE_KEY`.
+        probe: what the self-test's calls are answered with; they are none of the script's, and in no log.
+        without: routes that it does not serve, as an older or another server.
     """
 
     def __init__(
@@ -96,72 +67,139 @@ class ScriptedEngine:
         max_model_len: int = 32_768,
         log_file: Path | None = None,
         key: str = "",
+        probe: Callable[[ScriptedCall], Scripted] = prove,
+        without: tuple[str, ...] = (),
     ) -> None:
         self.log: list[Logged] = []
         self.controls: list[Control] = []
         self.version = "default"
         self.resumed = asyncio.Event()
         self.resumed.set()
-        self.app = Starlette(routes=self._routes(), middleware=guards(key))
+        routes = [route for route in self._routes() if route.path not in without]
+        self.app = Starlette(routes=routes, middleware=guards(key), exception_handlers={Refused: refusal})
         self._policy = Policy(tokenizer)
+        self._template = ChatTemplate(model_dir)
         self._reply = reply
+        self._probe = probe
         self._model_dir = model_dir
         self._max_model_len = max_model_len
         self._log_file = log_file
-        self._active: dict[int, _Generation] = {}
+        self._active: set[Generation] = set()
 
     def stop_all(self) -> None:
         """Abort what runs."""
-        for generation in self._active.values():
+        for generation in self._active:
             generation.stop()
 
-    def free(self, entry: Logged) -> None:
+    def free(self, generation: Generation) -> None:
         """Close an entry of the log: its generation is over."""
-        self._active.pop(id(entry), None)
-        entry.freed_at = time.time()
-        if self._log_file is not None:
-            with self._log_file.open("ab") as file:
-                file.write(msgspec.json.encode(entry) + b"\n")
+        self._active.discard(generation)
+        self._close(generation.entry)
 
     def _routes(self) -> list[Route]:
+        def post(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+            return Route(path, answer, methods=["POST"])
+
         return [
-            Route("/inference/v1/generate", self._generate, methods=["POST"]),
-            Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
+            post("/inference/v1/generate", self._generate),
+            post("/inference/v1/abort_requests", self._abort),
+            post("/abort_requests", self._abort),
+            post("/v1/completions", self._complete),
+            post("/v1/chat/completions", self._chat),
+            post("/tokenize", self._tokenize),
             Route("/v1/models", self._models),
             Route("/health", self._health),
-            Route("/pause", self._pause, methods=["POST"]),
-            Route("/resume", self._resume, methods=["POST"]),
+            post("/pause", self._pause),
+            post("/resume", self._resume),
             Route("/is_paused", self._is_paused),
-            Route("/update_weight_version", self._update_weight_version, methods=["POST"]),
-            Route("/collective_rpc", self._collective_rpc, methods=["POST"]),
-            Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
+            Route("/weight_info", self._weight_info),
+            post("/update_weight_version", self._update_weight_version),
+            post("/collective_rpc", self._collective_rpc),
+            post("/reset_prefix_cache", self._reset_prefix_cache),
         ]
 
     async def _generate(self, request: Request) -> Response:
-        try:
-            asked = msgspec.json.decode(await request.body(), type=_Asked)
-        except msgspec.DecodeError as error:
-            return _error(400, str(error))
-        if (length := len(asked.token_ids)) >= self._max_model_len:
-            return _error(400, f"This model's maximum context length is {self._max_model_len} tokens, the prompt has {length}")
+        asked = await read(request, Generate)
         if asked.sampling_params.prompt_logprobs is not None:
-            return _json(self._policy.score(asked.token_ids))
-        call = self._policy.read(asked.request_id, asked.token_ids)
-        script = self._reply(call)
-        entry = Logged(asked.request_id, call.prompt_ids)
-        self.log.append(entry)
+            return answer({"prompt_logprobs": self._score(asked.token_ids), "choices": []})
+        asked.stop_token_ids = asked.sampling_params.stop_token_ids
+        name = f"generate-tokens-{asked.request_id}"
+        generation = self._begin(name, asked, asked.token_ids, asked.sampling_params.max_tokens)
+        generation.entry.experts_from = asked.sampling_params.routed_experts_prompt_start
+        return GenerationReply(generation, TokenTelling(generation), asked.stream)
+
+    async def _complete(self, request: Request) -> Response:
+        asked = await read(request, Complete)
+        if asked.prompt_logprobs is not None:
+            return answer({"choices": [{"index": 0, "text": "", "prompt_logprobs": self._score(asked.prompt)}]})
+        generation = self._begin(f"cmpl-{asked.request_id}-0", asked, asked.prompt, asked.max_tokens)
+        return GenerationReply(generation, CompletionTelling(generation, self._policy), asked.stream)
+
+    async def _chat(self, request: Request) -> Response:
+        asked = await read(request, Chat)
+        prompt = self._templated(asked)
+        limit = min(asked.max_tokens or self._max_model_len, self._max_model_len - len(prompt))
+        generation = self._begin(f"chatcmpl-{asked.request_id}", asked, prompt, limit)
+        telling = ChatTelling(
+            generation,
+            self._policy,
+            tools=bool(asked.tools) and asked.tool_choice != "none",
+            named=isinstance(asked.tool_choice, dict),
+            ids=asked.return_token_ids,
+            logprobs=asked.logprobs,
+            usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        )
+        return GenerationReply(generation, telling, asked.stream)
+
+    async def _tokenize(self, request: Request) -> Response:
+        asked = await read(request, Chat)
+        tokens = self._templated(asked) if asked.messages else self._policy.encode(asked.prompt, asked.add_special_tokens)
+        return answer({"count": len(tokens), "max_model_len": self._max_model_len, "tokens": tokens, "token_strs": None})
+
+    def _templated(self, asked: Chat) -> list[int]:
+        try:
+            return self._policy.encode(self._template.render(asked.messages, asked.tools))
+        except UsageError as error:
+            raise Refused(400, str(error)) from error
+
+    def _score(self, ids: list[int]) -> list[dict[str, Any] | None]:
+        self._check_length(ids)
+        return self._policy.score(ids)
+
+    def _begin(self, wire_id: str, asked: Asked, prompt: list[int], limit: int) -> Generation:
+        self._check_length(prompt)
+        call = self._policy.read(asked.request_id, prompt)
+        probed = asked.request_id.startswith(SELF_TEST)
+        script = self._probe(call) if probed else self._reply(call)
+        entry = Logged(asked.request_id, call.prompt_ids, cache_salt=asked.cache_salt)
+        if not probed:
+            self.log.append(entry)
         if script.fault == "http_500":
-            self.free(entry)
-            return _error(500, "scripted fault")
-        ids, finish = self._policy.plan(script, asked.request_id, asked.sampling_params.max_tokens)
-        generation = _Generation(self, entry, script, ids, self._policy.logprobs(call.prompt_ids, ids), finish)
-        self._active[id(entry)] = generation
-        return _Reply(generation, asked.stream)
+            self._close(entry)
+            raise Refused(500, "scripted fault")
+        ids, finish = self._policy.plan(script, asked.request_id, limit, asked.stop_token_ids)
+        generation = Generation(self, wire_id, entry, script, ids, self._policy.logprobs(call.prompt_ids, ids), finish)
+        self._active.add(generation)
+        return generation
+
+    def _check_length(self, prompt: list[int]) -> None:
+        if (length := len(prompt)) >= self._max_model_len:
+            raise Refused(
+                400,
+                f"This model's maximum context length is {self._max_model_len} tokens. However, your request has {length} input "
+                "tokens. Please reduce the length of the input messages.",
+            )
+
+    def _close(self, entry: Logged) -> None:
+        entry.freed_at = time.time()
+        if self._log_file is not None and not entry.request_id.startswith(SELF_TEST):
+            with self._log_file.open("ab") as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
 
     async def _abort(self, request: Request) -> Response:
         ids = set((await self._record(request))["request_ids"])
-        for generation in self._active.values():
-            if REQUEST_PREFIX + generation.entry.request_id in ids:
+        for generation in tuple(self._active):
+            if generation.wire_id in ids:
                 generation.stop()
         return Response()
 
@@ -174,7 +212,7 @@ class ScriptedEngine:
             "parent": None,
             "max_model_len": self._max_model_len,
         }
-        return _json({"object": "list", "data": [model]})
+        return answer({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
         return Response()
@@ -183,193 +221,40 @@ class ScriptedEngine:
         await self._record(request)
         mode = request.query_params.get("mode", "abort")
         if mode not in ("keep", "abort"):
-            return _error(400, f"the scripted engine pauses with mode keep or abort, not {mode}")
+            raise Refused(400, f"the scripted engine pauses with mode keep or abort, not {mode}")
         self.resumed.clear()
         if mode == "abort":
             self.stop_all()
-        return _json({"status": "paused"})
+        return answer({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
         await self._record(request)
         self.resumed.set()
-        return _json({"status": "resumed"})
+        return answer({"status": "resumed"})
 
     async def _is_paused(self, request: Request) -> Response:
-        return _json({"is_paused": not self.resumed.is_set()})
+        return answer({"is_paused": not self.resumed.is_set()})
+
+    async def _weight_info(self, request: Request) -> Response:
+        return answer({"weight_version": self.version})
 
     async def _update_weight_version(self, request: Request) -> Response:
         self.version = (await self._record(request))["new_version"]
-        return _json({"success": True, "new_version": self.version})
+        return answer({"success": True, "new_version": self.version})
 
     async def _collective_rpc(self, request: Request) -> Response:
         await self._record(request)
-        return _json({"results": [None]})
+        return answer({"results": [None]})
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
         await self._record(request)
-        return _json({"success": True})
+        return answer({"success": True})
 
     async def _record(self, request: Request) -> Any:
         body = await request.body()
         query = f"?{request.url.query}" if request.url.query else ""
         self.controls.append(Control(request.url.path + query, body.decode()))
         return msgspec.json.decode(body) if body else None
-
-
-class _Generation:
-    """One generation that runs: samples what was planned, and stops when told."""
-
-    def __init__(
-        self, engine: ScriptedEngine, entry: Logged, script: Scripted, ids: list[int], logprobs: list[float], finish: str
-    ) -> None:
-        self.entry = entry
-        self._engine = engine
-        self._script = script
-        self._ids = ids
-        self._logprobs = logprobs
-        self._finish = finish
-        self._stopped = asyncio.Event()
-
-    def stop(self) -> None:
-        """Abort, unless it is over."""
-        if self.entry.freed_at is None and not self._stopped.is_set():
-            self.entry.aborted_at = time.time()
-            self._stopped.set()
-
-    async def choices(self) -> AsyncIterator[dict[str, Any]]:
-        """Choices of the event stream in order; the last has the finish reason, unless the script dies."""
-        sent, total, held = 0, len(self._ids), self._script.hold_before_end != 0.0
-        while len(self.entry.ids) < total:
-            count = min(self._script.tokens_per_chunk, total - len(self.entry.ids))
-            await self._wait(count * self._script.delay_per_token)
-            if self._stopped.is_set():
-                break
-            self._sample(count)
-            if self._script.fault == "die" and len(self.entry.ids) * 2 >= total:
-                self._engine.free(self.entry)
-                return
-            if held or len(self.entry.ids) < total:
-                yield self.choice(sent)
-                sent = len(self.entry.ids)
-        await self._hold()
-        self.entry.finish = "abort" if self._stopped.is_set() else self._finish
-        self._engine.free(self.entry)
-        yield self.choice(sent)
-
-    def choice(self, start: int) -> dict[str, Any]:
-        """vLLM's choice for the sampled tokens from `start` on."""
-        entries: list[dict[str, Any]] = []
-        for token, logprob in zip(self.entry.ids[start:], self.entry.logprobs[start:], strict=True):
-            value = {"token_id": token, "logprob": logprob, "rank": 1}
-            entries.append(value | {"top_logprobs": [value]})
-        return {
-            "index": 0,
-            "finish_reason": self.entry.finish or None,
-            "stop_reason": None,
-            "token_ids": self.entry.ids[start:],
-            "routed_experts": None,
-            "sampling_mask": None,
-            "weight_versions": self._spans() if self.entry.finish else None,
-            "logprobs": {"content": self._spoilt(entries) if start == 0 else entries},
-        }
-
-    def usage(self) -> dict[str, int]:
-        completion = len(self.entry.ids) + (self._script.fault == "usage_off_by_one")
-        prompt = len(self.entry.prompt_ids)
-        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
-
-    def _sample(self, count: int) -> None:
-        start = len(self.entry.ids)
-        self.entry.ids += self._ids[start : start + count]
-        self.entry.logprobs += self._logprobs[start : start + count]
-        self.entry.versions += [self._engine.version] * count
-
-    def _spans(self) -> list[dict[str, Any]]:
-        spans: list[dict[str, Any]] = []
-        for version, tokens in groupby(self.entry.versions):
-            start = spans[-1]["end"] if spans else 0
-            spans.append({"version": version, "start": start, "end": start + len(list(tokens))})
-        if self._script.fault == "version_gap":
-            spans[0]["start"] += 1
-        return spans
-
-    def _spoilt(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        match self._script.fault:
-            case "missing_logprob":
-                return entries[1:]
-            case "nan_logprob":
-                return [entries[0] | {"logprob": None}, *entries[1:]]
-            case "sentinel_logprob":
-                return [entries[0] | {"logprob": -9999.0}, *entries[1:]]
-            case _:
-                return entries
-
-    async def _wait(self, seconds: float) -> None:
-        await asyncio.sleep(0)  # sockets get their turn, so that a hang-up is seen between any two chunks
-        if seconds:
-            await self._until(None, seconds)
-        if not self._engine.resumed.is_set():
-            await self._until(self._engine.resumed, None)
-
-    async def _hold(self) -> None:
-        hold = self._script.hold_before_end
-        if isinstance(hold, asyncio.Event):
-            await self._until(hold, None)
-        elif hold:
-            await self._until(None, hold)
-
-    async def _until(self, event: asyncio.Event | None, seconds: float | None) -> None:
-        """Return when stopped, when `event` is set, or after `seconds`."""
-        waits = {asyncio.ensure_future(each.wait()) for each in (self._stopped, event) if each is not None}
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
-
-class _Reply(Response):
-    """Sends a generation as vLLM does, and stops it when the client hangs up."""
-
-    def __init__(self, generation: _Generation, stream: bool) -> None:
-        super().__init__()
-        self._generation = generation
-        self._send_all = self._send_stream if stream else self._send_whole
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.ensure_future(self._watch(receive))
-        try:
-            await self._send_all(send)
-        finally:
-            watcher.cancel()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._generation.stop()
-
-    async def _send_stream(self, send: Send) -> None:
-        await send(_start(b"text/event-stream"))
-        about = {"request_id": REQUEST_PREFIX + self._generation.entry.request_id, "output_mode": "tokens"}
-        async for choice in self._generation.choices():
-            await send(_event(about | {"usage": None, "choices": [choice]}))
-        if self._generation.entry.finish:  # else it died: a response that is not completed breaks the connection
-            await send(_event(about | {"usage": self._generation.usage(), "choices": []}))
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
-
-    async def _send_whole(self, send: Send) -> None:
-        async for _ in self._generation.choices():
-            pass
-        if self._generation.entry.finish:
-            body = {
-                "request_id": REQUEST_PREFIX + self._generation.entry.request_id,
-                "model": "scripted",
-                "usage": self._generation.usage(),
-                "prompt_logprobs": None,
-                "choices": [self._generation.choice(0)],
-            }
-            await send(_start(b"application/json"))
-            await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})
 
 
 def read_log(path: Path) -> list[Logged]:
@@ -396,22 +281,6 @@ async def scripted_server(engine: ScriptedEngine, port: int = 0) -> AsyncIterato
         engine.stop_all()
         ticking.cancel()
         await server.shutdown(sockets=[listener])
-
-
-def _start(content_type: bytes) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type)]}
-
-
-def _event(body: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": b"data: " + msgspec.json.encode(body) + b"\n\n", "more_body": True}
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
-
-
-def _error(status: int, message: str) -> Response:
-    return _json({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}, status)
 
 
 def _load_script(name: str) -> Callable[[ScriptedCall], Scripted]:

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for the gateway's one hot path: a POST whose answer is streamed.
+"""A small HTTP/1.1 client for the gateway's one hot path: a request to an engine, whose answer may be streamed.
 
 A general client costs more per call, and per token, than most of what the gateway itself does. This one keeps connections to one
 origin and hands on the bytes of a body as they arrive; it knows no redirects, cookies or content encodings.
@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from polar.engines.keys import shown
 from polar.errors import EngineError
 
 HEAD_LIMIT = 1 << 20  # bytes before the body; no server in its senses sends as many
@@ -20,18 +21,35 @@ HELD_LIMIT = 1 << 20  # bytes of a body that may wait for their reader before th
 ADDRESS_SECONDS = 0.25  # until the next address of a name is tried as well (RFC 8305)
 
 
+class Events:
+    """The events of a `text/event-stream` as they are completed; a piece of a long one is not copied again with the next."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of each event that `data` completes, without OpenAI's closing `[DONE]`. Each event is one line of data."""
+        if b"\n" not in data:
+            self._rest.append(data)
+            return []
+        lines = b"".join((*self._rest, data)).split(b"\n")
+        self._rest = [lines.pop()]
+        return [line[5:] for line in lines if line[:5] == b"data:" and line[5:12].strip() != b"[DONE]"]
+
+
 class Origin:
     """Keep-alive connections to one server. Made inside a running event loop.
 
     Args:
-        url: `http://host:port` or `https://host:port`, perhaps with a path that stands before every route. Errors name it.
+        url: `http://host:port` or `https://host:port`, perhaps with a path that stands before every route. Errors name it,
+            without user name and password.
         key: sent as bearer token; empty for none.
         connect_seconds: for making a connection. An answer takes as long as it takes.
         idle_seconds: a connection that was idle for as long is closed.
     """
 
     def __init__(self, url: str, key: str, connect_seconds: float, idle_seconds: float) -> None:
-        self.url = url
+        self.url = shown(url)
         self.open: set[Reply] = set()
         self.idle: dict[Reply, asyncio.TimerHandle] = {}  # with what will close each; the latest stands last
         self._at = urlsplit(url)
@@ -40,11 +58,15 @@ class Origin:
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
         self._tls: ssl.SSLContext | None = None
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[tuple[str, str], bytes] = {}
         self._closed = False
 
     async def post(self, path: str, body: Callable[[], bytes]) -> "Reply":
-        """Send JSON and wait for the head of the answer; close what is returned.
+        """Send JSON and wait for the head of the answer; see `send`."""
+        return await self.send("POST", path, body)
+
+    async def send(self, method: str, path: str, body: Callable[[], bytes]) -> "Reply":
+        """Send a request and wait for the head of the answer; close what is returned.
 
         An idle connection that is found dead, before anything of an answer came, is replaced by a new one, once. `body` is
         called when it is sent, so that nothing holds it while the server works.
@@ -55,10 +77,10 @@ class Origin:
         if self.idle:
             reply, closing = self.idle.popitem()
             closing.cancel()
-            if await self._asked(reply, path, body):
+            if await self._asked(reply, method, path, body):
                 return reply
         reply = await self._connect()
-        if not await self._asked(reply, path, body):
+        if not await self._asked(reply, method, path, body):
             raise reply.broken("it closed the connection without an answer")
         return reply
 
@@ -79,9 +101,9 @@ class Origin:
             self.lost(reply)
             reply.drop()
 
-    async def _asked(self, reply: "Reply", path: str, body: Callable[[], bytes]) -> bool:
+    async def _asked(self, reply: "Reply", method: str, path: str, body: Callable[[], bytes]) -> bool:
         try:
-            reply.ask(self._head(path), body())
+            reply.ask(self._head(method, path), body())
             return await reply.begins()
         except BaseException:
             reply.drop()
@@ -105,16 +127,16 @@ class Origin:
             raise EngineError(f"the connections to the engine at {self.url} are closed")
         return reply
 
-    def _head(self, path: str) -> bytes:
-        if (head := self._heads.get(path)) is None:
+    def _head(self, method: str, path: str) -> bytes:
+        if (head := self._heads.get((method, path))) is None:
             user, _, host = self._at.netloc.rpartition("@")
-            lines = [f"POST {self._at.path}{path} HTTP/1.1", f"Host: {host}", "User-Agent: polar"]
+            lines = [f"{method} {self._at.path}{path} HTTP/1.1", f"Host: {host}", "User-Agent: polar"]
             if self._key:
                 lines.append(f"Authorization: Bearer {self._key}")
             elif user:
                 lines.append(f"Authorization: Basic {b64encode(unquote(user).encode()).decode()}")
             lines += ["Content-Type: application/json", "Content-Length: "]
-            head = self._heads[path] = "\r\n".join(lines).encode()
+            head = self._heads[method, path] = "\r\n".join(lines).encode()
         return head
 
 
@@ -175,6 +197,13 @@ class Reply(asyncio.Protocol):
             self._transport.resume_reading()
         self._held = 0
         return data
+
+    async def read_all(self) -> bytes:
+        """The rest of the body."""
+        pieces = []
+        while data := await self.read():
+            pieces.append(data)
+        return b"".join(pieces)
 
     async def read_up_to(self, size: int) -> bytes:
         """The body, or as much of it as reaches `size`."""

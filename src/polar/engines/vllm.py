@@ -1,22 +1,28 @@
-"""vLLM by its token route, `/inference/v1/generate`: ids in, ids and log-probabilities out.
+"""vLLM: by its token route, `/inference/v1/generate` (ids in, ids and log-probabilities out), and by its chat route.
 
-The server runs with `--enable-scale-out` (the route) and `VLLM_SERVER_DEV_MODE=1` (pausing and weights). The embedded and
-the scripted engine serve the same routes. What the server says is passed on as it is or refused by name; nothing is
-repaired, and counts are left to the detectors of `polar.tokens`.
+The server runs with `--enable-scale-out` (the token route) and `VLLM_SERVER_DEV_MODE=1` (pausing and weights). Where it lacks
+the token route, `/v1/completions` stands in. The embedded and the scripted engine serve the same routes. What the server says is
+passed on as it is or refused by name; nothing is repaired, and counts are left to the detectors of `polar.tokens`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
+from msgspec import structs
 
-from polar.engines.keys import KEY_VARIABLE
-from polar.engines.protocol import EngineInfo, Generated, LogprobsMode, ResolvedSampling
-from polar.engines.streaming import Origin
+from polar.chat import ChatRequest
+from polar.engines.chat_wire import ChatReply, MessageWriter
+from polar.engines.http import CONTROL_SECONDS, RouteMissing, Server
+from polar.engines.protocol import Chatted, EngineInfo, Generated, LogprobsMode, PauseMode, ResolvedSampling
+from polar.engines.streaming import Reply
+from polar.engines.vllm_chat import CHAT, PromptMemory, chat_body, count_body
+from polar.engines.vllm_completions import COMPLETIONS, completion_body, scoring_body
+from polar.engines.vllm_extras import ROUTED_EXPERTS
+from polar.engines.vllm_versions import Versions
 from polar.engines.vllm_wire import (
     GenerateRequest,
     IdText,
@@ -25,24 +31,17 @@ from polar.engines.vllm_wire import (
     SamplingParams,
     Scored,
     StreamOptions,
-    StructuredOutputs,
+    Tokenized,
     TokenStream,
-    refusal_text,
+    WeightInfo,
+    policy_version,
+    structured,
 )
-from polar.errors import EngineError, EngineRefusal
+from polar.errors import EngineError
 from polar.specs import Float32Array, Int32Array
 
-PauseMode = Literal["keep", "wait", "abort"]
-
-CONNECT_SECONDS = 10.0
-CONTROL_SECONDS = 30.0  # for what only asks or signals; generations and weights take as long as they take
-IDLE_SECONDS = 3.0  # vLLM closes idle connections after 5 s; reusing one at that moment would fail a call
-GOODBYE_SECONDS = 2.0  # how long close() waits for aborts still on their way
-REFUSAL_BYTES = 1 << 20  # of a refusal are read
-
 GENERATE = "/inference/v1/generate"
-
-T = TypeVar("T")
+GOODBYE_SECONDS = 2.0  # how long close() waits for aborts still on their way
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -60,19 +59,21 @@ class VllmEngine:
     logprobs_mode: LogprobsMode = "raw"  # vLLM's default
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        self.url = url.rstrip("/")
+        self._server = Server(url, api_key)
         self._ids = IdText()
+        self._prompts = PromptMemory()
+        self._messages = MessageWriter("reasoning")
+        self._versions = Versions(self._weight_version)
         self._aborting: set[asyncio.Task[None]] = set()
-        self._origin = Origin(self.url, api_key, CONNECT_SECONDS, IDLE_SECONDS)
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._has_token_route = True  # until `info` finds out
+        self._routes = False  # it was seen to tell which experts it chose
+
+    @property
+    def url(self) -> str:
+        return self._server.url
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling
+        self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling, *, session_id: str = ""
     ) -> AsyncGenerator[Generated, None]:
         """Stream one generation; what arrives in one read comes as one `Generated`.
 
@@ -82,48 +83,103 @@ class VllmEngine:
         Raises:
             EngineError: the server is down, refuses (a prompt beyond its context too), breaks off, or sends tokens and
                 log-probabilities that do not belong together (T08).
+            CaptureError: W01, new weights came in the course of a generation on `/v1/completions`, which tells no versions.
         """
+        before = None
+        if self._has_token_route:
+            wire_id, path, write = f"generate-tokens-{request_id}", GENERATE, self._generate_body
+        else:
+            wire_id, path, write = f"cmpl-{request_id}-0", COMPLETIONS, self._completion_body
+            before = await self._versions.before()
         stream = TokenStream()
         try:
-            with self._faults():
-                reply = await self._origin.post(GENERATE, lambda: self._generate_body(request_id, prompt_ids, sampling))
-                with closing(reply):
-                    if reply.status != 200:
-                        raise self._refusal(GENERATE, reply.status, refusal_text(await reply.read_up_to(REFUSAL_BYTES)))
-                    while data := await reply.read():
-                        if (generated := stream.feed(data)) is not None:
-                            yield generated
-                    last = stream.end()
+            async with self._server.opened("POST", path, lambda: write(request_id, prompt_ids, sampling)) as reply:
+                while data := await reply.read():
+                    if (generated := stream.feed(data)) is not None:
+                        yield generated
+                last = stream.end()
         except BaseException:
-            self._abort_soon(request_id)
+            self._abort_soon(wire_id)
             raise
+        if before is not None:
+            last = structs.replace(last, versions=await self._versions.since(before, stream.sampled))
+        elif last.versions:
+            self._versions.seen(last.versions[-1].policy_version)
+        self._routes |= ROUTED_EXPERTS in last.extras
         yield last
+
+    async def chat(
+        self, request_id: str, request: ChatRequest, sampling: ResolvedSampling, *, session_id: str = ""
+    ) -> AsyncGenerator[Chatted, None]:
+        """Stream one generation from messages; see `generate`. A reply that nobody reads along comes in one piece.
+
+        Raises:
+            EngineError: as in `generate`.
+            CaptureError: W01, new weights came in the course of the generation: this route tells no versions.
+        """
+        before, streamed = await self._versions.before(), request.stream
+        reply = ChatReply(lambda text: self._prompts.read(session_id, text))
+        try:
+            with self._server.faults(), closing(await self._chat_begun(request_id, request, sampling)) as answer:
+                del request  # the history is not held while the server works
+                if not streamed:
+                    reply.whole(await answer.read_all())
+                while data := await answer.read():
+                    if (chatted := reply.feed(data)) is not None:
+                        yield chatted
+        except BaseException:
+            self._abort_soon(f"chatcmpl-{request_id}")
+            raise
+        yield reply.end(await self._versions.since(before, reply.sampled))
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation; its stream ends with finish `abort`. An unknown id is no error."""
-        # The bare id is answered with 200 and does nothing: vLLM knows the request under its own prefix.
-        body = _ENCODER.encode({"request_ids": [f"generate-tokens-{request_id}"]})
-        async with self._post("/inference/v1/abort_requests", body, CONTROL_SECONDS):
-            pass
+        # The bare id is answered with 200 and does nothing: vLLM knows the request under the prefix of its route.
+        await self._abort(f"generate-tokens-{request_id}", f"chatcmpl-{request_id}", f"cmpl-{request_id}-0")
 
     async def info(self) -> EngineInfo:
-        """Model, tokenizer directory and context length, from `/v1/models`; those of the base model."""
-        async with self._exchange("GET", "/v1/models", None, CONTROL_SECONDS) as response:
-            models = msgspec.json.decode(await response.read(), type=Models).data
+        """Model, tokenizer directory and context length, from `/v1/models`, those of the base model; and what it can."""
+        models = (await self._server.get("/v1/models", Models)).data
         base = next((model for model in models if model.parent is None), None)
         if base is None or base.max_model_len is None:
             raise EngineError(f"the engine at {self.url} names no base model with a max_model_len in /v1/models")
-        return EngineInfo(base.id, base.root or "", base.max_model_len, constrains=base.owned_by == "vllm")
+        self._has_token_route, completes, chats, _ = await asyncio.gather(
+            self._server.has(GENERATE), self._server.has(COMPLETIONS), self._server.has(CHAT), self._versions.learn()
+        )
+        return EngineInfo(
+            model=base.id,
+            model_path=base.root or "",
+            max_model_len=base.max_model_len,
+            constrains=base.owned_by == "vllm",
+            token_in=self._has_token_route or completes,
+            chats=chats,
+        )
+
+    async def tokenize(self, text: str) -> Int32Array:
+        """Ids that the server's own tokenizer gives to `text` as a bare prompt; int32[n]."""
+        answer = await self._control("/tokenize", {"prompt": text, "add_special_tokens": True})
+        with self._server.faults():
+            return np.array(msgspec.json.decode(answer, type=Tokenized).tokens, np.int32)
+
+    async def count_prompt(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that `chat` would make of a request; see `CountsPrompts`."""
+        answer = await self._server.post("/tokenize", count_body(request, self._messages.write(request.messages)))
+        with self._server.faults():
+            return msgspec.json.decode(answer, type=Tokenized).count
 
     async def score(self, ids: Int32Array) -> Float32Array:
         """Log-probability of each of `ids[1:]` given what is before it, by prefill; float32[n - 1].
 
         vLLM needs room for one more token, so `ids` must be shorter than its context.
         """
-        params = SamplingParams(max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, prompt_logprobs=0)
-        body = _ENCODER.encode(GenerateRequest(self._ids.encode(ids), params))
-        async with self._post(GENERATE, body) as response:
-            scored = msgspec.json.decode(await response.read(), type=Scored).prompt_logprobs or []
+        prompt = self._ids.encode(ids)
+        if self._has_token_route:
+            params = SamplingParams(max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, prompt_logprobs=0)
+            answer = await self._server.post(GENERATE, _ENCODER.encode(GenerateRequest(prompt, params)))
+        else:
+            answer = await self._server.post(COMPLETIONS, scoring_body(prompt))
+        with self._server.faults():
+            scored = msgspec.json.decode(answer, type=Scored).entries
         try:
             chosen = [entry[token].logprob for token, entry in zip(ids[1:].tolist(), scored[1:], strict=True) if entry]
         except (KeyError, ValueError) as error:
@@ -131,6 +187,11 @@ class VllmEngine:
         if len(chosen) != len(ids) - 1:
             raise EngineError(f"T08: prompt_logprobs are null for {len(ids) - 1 - len(chosen)} of {len(ids)} tokens")
         return np.array(chosen, dtype=np.float32)
+
+    @property
+    def salts_prefixes(self) -> bool:
+        """A prefix is never reused under another version: requests are salted with it, where the server names it."""
+        return self._salt() is not None
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stop sampling. `keep` freezes running generations, which go on after `resume`."""
@@ -145,8 +206,13 @@ class VllmEngine:
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
 
     async def update_version(self, version: int) -> None:
-        """Say that tokens sampled from now on are of policy `version`."""
-        await self._control("/update_weight_version", {"new_version": str(version)})
+        """Say that tokens sampled from now on are of policy `version`. A server too old to name versions is named here."""
+        try:
+            await self._control("/update_weight_version", {"new_version": str(version)})
+        except RouteMissing:
+            if self._has_token_route:
+                raise
+        self._versions.name(version)
 
     async def reset_prefix_cache(self) -> None:
         """Forget cached prefixes, which old weights computed (W02).
@@ -155,7 +221,9 @@ class VllmEngine:
             EngineError: the server kept them, as it does while a generation holds blocks.
         """
         answer = await self._control("/reset_prefix_cache")
-        if not msgspec.json.decode(answer, type=Reset).success:
+        with self._server.faults():
+            success = msgspec.json.decode(answer, type=Reset).success
+        if not success:
             raise EngineError(f"the engine at {self.url} did not reset its prefix cache: a generation still holds blocks of it")
 
     async def close(self) -> None:
@@ -164,8 +232,13 @@ class VllmEngine:
             _, late = await asyncio.wait(self._aborting, timeout=GOODBYE_SECONDS)
             for task in late:
                 task.cancel()
-        self._origin.close()
-        await self._http.close()
+        self._server.close()
+
+    async def _chat_begun(self, request_id: str, request: ChatRequest, sampling: ResolvedSampling) -> Reply:
+        def write() -> bytes:
+            return chat_body(request_id, request, self._messages.write(request.messages), sampling, self._salt())
+
+        return await self._server.begun("POST", CHAT, write)
 
     def _generate_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling) -> bytes:
         params = SamplingParams(
@@ -175,60 +248,42 @@ class VllmEngine:
             top_k=sampling.top_k,
             logprobs=0,
             stop_token_ids=sampling.stop_token_ids,
-            structured_outputs=None if sampling.json_schema is None else StructuredOutputs(sampling.json_schema),
+            structured_outputs=structured(sampling),
+            routed_experts_prompt_start=len(prompt_ids) - 1 if self._routes else 0,  # only what sampled, of a long prompt
         )
         ids = self._ids.encode(prompt_ids)
-        return _ENCODER.encode(GenerateRequest(ids, params, request_id, True, StreamOptions()))
+        return _ENCODER.encode(GenerateRequest(ids, params, request_id, self._salt(), True, StreamOptions()))
 
-    def _abort_soon(self, request_id: str) -> None:
-        if self._http.closed:
+    def _completion_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling) -> bytes:
+        return completion_body(request_id, self._ids.encode(prompt_ids), sampling, self._salt())
+
+    def _salt(self) -> str | None:
+        """What keeps prefixes that old weights computed from being reused (W02), for a server that names its versions."""
+        return None if self._versions.known is None else str(self._versions.known)
+
+    async def _weight_version(self) -> int | None:
+        try:
+            name = (await self._server.get("/weight_info", WeightInfo)).weight_version
+        except RouteMissing:
+            return None
+        return None if name is None else policy_version(name)
+
+    async def _abort(self, *wire_ids: str) -> None:
+        route = "/inference/v1/abort_requests" if self._has_token_route else "/abort_requests"
+        await self._server.post(route, _ENCODER.encode({"request_ids": wire_ids}), CONTROL_SECONDS)
+
+    def _abort_soon(self, wire_id: str) -> None:
+        if self._server.closed:
             return
-        task = asyncio.get_running_loop().create_task(self._abort_quietly(request_id))
+        task = asyncio.get_running_loop().create_task(self._abort_quietly(wire_id))
         self._aborting.add(task)
         task.add_done_callback(self._aborting.discard)
 
-    async def _abort_quietly(self, request_id: str) -> None:
+    async def _abort_quietly(self, wire_id: str) -> None:
         try:
-            await self.abort(request_id)
+            await self._abort(wire_id)
         except EngineError:
             pass  # the dropped connection says the same, and a server that is gone samples nothing
 
     async def _control(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        async with self._post(path, b"" if body is None else _ENCODER.encode(body)) as response:
-            return await response.read()
-
-    @asynccontextmanager
-    async def _post(self, path: str, body: bytes, seconds: float | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
-        async with self._exchange("POST", path, body, seconds) as response:
-            yield response
-
-    @asynccontextmanager
-    async def _exchange(
-        self, method: str, path: str, body: bytes | None, seconds: float | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        headers = {"Content-Type": "application/json"} if body else None
-        with self._faults():
-            async with self._http.request(method, self.url + path, data=body, headers=headers, timeout=timeout) as response:
-                if response.status != 200:
-                    raise self._refusal(path, response.status, refusal_text(await response.read()))
-                yield response
-
-    def _refusal(self, path: str, status: int, said: str) -> EngineError:
-        advice = f"; set {KEY_VARIABLE} to the key that the engine was started with" if status == 401 else ""
-        kind = EngineRefusal if status == 400 else EngineError
-        return kind(f"the engine at {self.url} answered {path} with {status}: {said}{advice}")
-
-    @contextmanager
-    def _faults(self) -> Iterator[None]:
-        try:
-            yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineError(f"no engine answers at {self.url}: is it running? ({error})") from error
-        except TimeoutError as error:
-            raise EngineError(f"the engine at {self.url} did not answer within {CONTROL_SECONDS:.0f} s") from error
-        except aiohttp.ClientError as error:
-            # Not its repr, which may show the request's headers, and so the key.
-            raise EngineError(f"the engine at {self.url} broke off: {type(error).__name__}: {error}") from error
-        except msgspec.DecodeError as error:
-            raise EngineError(f"the engine at {self.url} sent what vLLM would not: {error}") from error
+        return await self._server.post(path, b"" if body is None else _ENCODER.encode(body))

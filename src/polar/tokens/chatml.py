@@ -12,7 +12,7 @@ from polar.chat import Message, Tool
 from polar.errors import UsageError
 from polar.specs import Int32Array
 from polar.tokens import hermes
-from polar.tokens.rendering import ReplyParser
+from polar.tokens.rendering import LastTurn, ReplyParser
 from polar.tokens.tokenizer import Draft, Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -27,6 +27,8 @@ class ChatMLRenderer:
     Attributes:
         stop_ids: `<|im_end|>`, and the tokenizer's own EOS where that is another token.
     """
+
+    shows_tools = True
 
     def __init__(self, tokenizer: Tokenizer, default_system: str = "", identity: str = "") -> None:
         """Take the model's tokenizer, and the system message that its template adds to a history without one.
@@ -60,7 +62,7 @@ class ChatMLRenderer:
         _open_assistant(draft)
         return draft.ids()
 
-    def bridge(self, stopped: bool, messages: Sequence[Message]) -> Int32Array:
+    def bridge(self, last: LastTurn, messages: Sequence[Message]) -> Int32Array:
         """What follows sampled ids up to the next turn's opening; int32[n].
 
         Raises:
@@ -69,12 +71,12 @@ class ChatMLRenderer:
         if any(message.role == "assistant" for message in messages):
             raise ValueError("a bridge holds what came after the reply, never an assistant message")
         draft = Draft(self._tokenizer)
-        draft.scaffold("\n" if stopped else END + "\n")
+        draft.scaffold("\n" if last.stopped else END + "\n")
         _write_turns(draft, messages)
         _open_assistant(draft)
         return draft.ids()
 
-    def parser(self) -> ReplyParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> ReplyParser:
         """A fresh parser for one generation."""
         return hermes.HermesParser(self._tokenizer, self.stop_ids)
 

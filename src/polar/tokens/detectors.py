@@ -1,4 +1,4 @@
-"""Detectors that look at one finished generation. Each refuses by the id of its fault; none repairs."""
+"""Detectors that look at one prompt or one finished generation. Each refuses by the id of its fault; none repairs."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,22 @@ import numpy as np
 
 from polar.chat import Usage
 from polar.errors import CaptureError
-from polar.specs import Float32Array, VersionSpan
+from polar.specs import Extras, Float32Array, Int32Array, VersionSpan
 
 LOGPROB_FLOOR = -1000.0  # below it no sampled token lies: engines use −9999 and the like for "unknown"
+
+
+def check_bos(prompt_ids: Int32Array, bos_id: int | None) -> None:
+    """T05: a prompt begins with one BOS at most.
+
+    Args:
+        bos_id: what the model's tokenizer puts before every text; None for nothing, or where nobody knows.
+
+    Raises:
+        CaptureError: T05.
+    """
+    if bos_id is not None and prompt_ids[:2].tolist() == [bos_id, bos_id]:
+        raise CaptureError("T05", f"the prompt begins with BOS, id {bos_id}, twice: the template's and the tokenizer's")
 
 
 def check_counts(ids: Sequence[int], logprobs: Sequence[float], prompt_tokens: int, usage: Usage | None) -> None:
@@ -27,6 +40,17 @@ def check_counts(ids: Sequence[int], logprobs: Sequence[float], prompt_tokens: i
         raise CaptureError("T08", f"{len(ids)} sampled ids came, the engine's usage says {usage.completion_tokens}")
     if usage.prompt_tokens != prompt_tokens:
         raise CaptureError("T08", f"{prompt_tokens} prompt ids were sent, the engine's usage says {usage.prompt_tokens}")
+
+
+def check_extras(extras: Extras, length: int) -> None:
+    """T08: what is told of each token besides is told of all `length` of them.
+
+    Raises:
+        CaptureError: T08.
+    """
+    for name, rows in extras.items():
+        if len(rows) != length:
+            raise CaptureError("T08", f"{length} sampled ids came with {len(rows)} rows of {name}")
 
 
 def check_logprobs(logprobs: Float32Array) -> None:

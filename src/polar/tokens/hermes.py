@@ -16,20 +16,21 @@ Replies are untrusted: reading takes linear time and bounded recursion, and neve
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 from msgspec import Raw, Struct
 
-from polar.chat import Delta, ReasoningDelta, TextDelta, Tool, ToolCall
+from polar.chat import Delta, Tool, ToolCall
 from polar.errors import InvalidRequest
+from polar.tokens.channels import LAYOUT, Channel, Pieces, deltas, is_layout
 from polar.tokens.rendering import ParsedReply
 from polar.tokens.tokenizer import Draft, Tokenizer
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 THINK, THINK_END = "<think>", "</think>"
 TAGS = (CALL, CALL_END, THINK, THINK_END)
-LAYOUT = " \t\r\n"
 MAX_DEPTH = 64  # nesting of a call's JSON; far below any parser's own limit, so that the outcome depends on nothing else
 
 TOOLS_BEFORE = """# Tools
@@ -55,13 +56,15 @@ def write_tools(draft: Draft, tools: Iterable[Tool]) -> None:
     """
     draft.scaffold(TOOLS_BEFORE)
     for tool in tools:
-        draft.body("\n" + _tool_line(tool))
+        spec = tool_spec(tool)
+        with writing(tool):
+            draft.body("\n" + _json(spec))
     draft.scaffold(TOOLS_AFTER)
 
 
 def write_call(draft: Draft, call: ToolCall) -> None:
     """One call. Arguments that are a JSON object stay as written; others become a JSON string that holds them."""
-    arguments = call.arguments if _is_json_object(call.arguments) else _json(call.arguments)
+    arguments = call.arguments if is_json_object(call.arguments) else _json(call.arguments)
     draft.scaffold(CALL)
     draft.body(f'\n{{"name": {_json(call.name)}, "arguments": {arguments}}}\n')
     draft.scaffold(CALL_END)
@@ -74,17 +77,38 @@ def write_result(draft: Draft, text: str) -> None:
     draft.scaffold("\n</tool_response>")
 
 
-def _tool_line(tool: Tool) -> str:
-    """One tool as the templates' `tojson` writes it: the schema's key order, Python's spacing."""
+def tool_spec(tool: Tool) -> dict[str, object]:
+    """One tool as chat templates are given it, in the schema's key order.
+
+    Raises:
+        InvalidRequest: its schema is no JSON, or nested too deeply.
+    """
     function: dict[str, object] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
     try:
         if bytes(tool.parameters):
             function["parameters"] = msgspec.json.decode(tool.parameters)
-        return _json({"type": "function", "function": function})
     except (msgspec.DecodeError, RecursionError) as fault:
-        raise InvalidRequest(f"expected a JSON schema as the parameters of tool {tool.name!r}: {fault}") from fault
+        raise _no_schema(tool, fault) from fault
+    return {"type": "function", "function": function}
+
+
+@contextmanager
+def writing(tool: Tool) -> Iterator[None]:
+    """In here a tool's schema is written.
+
+    Raises:
+        InvalidRequest: it is nested too deeply.
+    """
+    try:
+        yield
+    except RecursionError as fault:
+        raise _no_schema(tool, fault) from fault
+
+
+def _no_schema(tool: Tool, fault: Exception) -> InvalidRequest:
+    return InvalidRequest(f"expected a JSON schema as the parameters of tool {tool.name!r}: {fault}")
 
 
 def _json(value: object) -> str:
@@ -92,16 +116,13 @@ def _json(value: object) -> str:
 
 
 class HermesParser:
-    """Reads one reply; see `ReplyParser`. The last id, if it is a stop id, is not text; control tokens elsewhere are."""
+    """Reads one reply; see `ReplyParser`."""
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
-        self._decoder = tokenizer.stream_decoder()
-        self._stop_ids = frozenset(stop_ids)
-        self._stop: tuple[int, ...] = ()  # a stop id that may turn out to be the last
-        self._tags = _TagSplitter()
+        self._words = Pieces(tokenizer, stop_ids, TAGS)
         self._pieces: deque[str] = deque()
-        self._text = _Channel()
-        self._reasoning = _Channel()
+        self._text = Channel()
+        self._reasoning = Channel()
         self._thinking = False
         self._begun = False
         self._call: _OpenCall | None = None
@@ -110,33 +131,17 @@ class HermesParser:
 
     def push(self, ids: Sequence[int]) -> list[Delta]:
         """Take the next sampled ids; give the text and reasoning that is now certain. Amortised O(1) per id."""
-        if not len(ids):
-            return []
-        if self._stop:
-            ids, self._stop = (*self._stop, *ids), ()
-        if ids[-1] in self._stop_ids:
-            ids, self._stop = ids[:-1], (ids[-1],)
-        self._read(self._tags.push(self._decoder.push(ids)))
-        return self._deltas()
+        self._read(self._words.push(ids))
+        return deltas(self._reasoning, self._text)
 
     def finish(self) -> tuple[list[Delta], ParsedReply]:
         """The deltas still held back, and the whole reply."""
-        self._read(self._tags.push(self._decoder.finish()))
-        self._read(self._tags.finish())
+        self._read(self._words.finish())
         while self._call:
             self._abandon(self._call)
             self._read(())
-        deltas = self._deltas()
-        return deltas, ParsedReply(self._text.all, self._reasoning.all, tuple(self._calls), tuple(self._findings))
-
-    def _deltas(self) -> list[Delta]:
-        """Reasoning only ever comes before text, so one delta of each keeps the order."""
-        deltas: list[Delta] = []
-        if reasoning := self._reasoning.take():
-            deltas.append(ReasoningDelta(reasoning))
-        if text := self._text.take():
-            deltas.append(TextDelta(text))
-        return deltas
+        fresh = deltas(self._reasoning, self._text)
+        return fresh, ParsedReply(self._text.all, self._reasoning.all, tuple(self._calls), tuple(self._findings))
 
     def _read(self, pieces: Iterable[str]) -> None:
         self._pieces.extend(pieces)
@@ -158,7 +163,7 @@ class HermesParser:
             self._reasoning.block()
         else:
             self._text.write(piece)
-        self._begun = self._begun or not _is_layout(piece)
+        self._begun = self._begun or not is_layout(piece)
 
     def _read_reasoning(self, piece: str) -> None:
         if piece == THINK_END:
@@ -220,10 +225,10 @@ def _parse_call(source: str) -> tuple[str, str] | None:
             arguments = msgspec.json.decode(arguments, type=str)
     except msgspec.DecodeError:
         return None
-    return (call.name, arguments) if call.name and _is_json_object(arguments) else None
+    return (call.name, arguments) if call.name and is_json_object(arguments) else None
 
 
-def _is_json_object(text: str) -> bool:
+def is_json_object(text: str) -> bool:
     """`text` is a strict JSON object, not nested deeper than `MAX_DEPTH`."""
     scan = _ObjectScan()
     if not (scan.feed(text) and scan.done):
@@ -233,6 +238,15 @@ def _is_json_object(text: str) -> bool:
     except ValueError:  # malformed, or not encodable as UTF-8
         return False
     return True
+
+
+def json_object(value: object) -> str | None:
+    """`value` as JSON, where it is an object of which `is_json_object` holds."""
+    try:
+        text = value if isinstance(value, str) else _json(value)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return text if is_json_object(text) else None
 
 
 class _ObjectScan:
@@ -287,68 +301,3 @@ class _ObjectScan:
         self._depth += 1 if letter in "{[" else -1
         self.done = self._depth == 0
         return self._depth <= MAX_DEPTH
-
-
-class _Channel:
-    """Text or reasoning in the making. Holds whitespace back until it is known not to be layout."""
-
-    def __init__(self) -> None:
-        self._taken: list[str] = []
-        self._certain: list[str] = []
-        self._space: list[str] = []
-        self._after_block = False
-
-    @property
-    def all(self) -> str:
-        return "".join(self._taken)
-
-    def write(self, piece: str) -> None:
-        if self._after_block:
-            piece = piece.lstrip(LAYOUT)
-            self._after_block = not piece
-        words = piece.rstrip(LAYOUT)
-        if words:
-            self._certain += (*self._space, words)
-            self._space.clear()
-        if len(words) < len(piece):
-            self._space.append(piece[len(words) :])
-
-    def block(self) -> None:
-        """A call or a reasoning block begins or ends here: whitespace on both sides is layout."""
-        self._space.clear()
-        self._after_block = True
-
-    def take(self) -> str:
-        """What became certain since the last time."""
-        if not self._certain:
-            return ""
-        fresh = "".join(self._certain)
-        self._certain.clear()
-        self._taken.append(fresh)
-        return fresh
-
-
-class _TagSplitter:
-    """Cuts text at tags. A piece is a whole tag, or text without one; what may be the start of a tag is held back."""
-
-    _TAG = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def push(self, text: str) -> list[str]:
-        if not self._held and "<" not in text:
-            return [text] if text else []
-        *pieces, last = self._TAG.split(self._held + text)
-        start = last.rfind("<")
-        is_open = start >= 0 and any(tag.startswith(last[start:]) for tag in TAGS)
-        self._held = last[start:] if is_open else ""
-        return [piece for piece in (*pieces, last[:start] if is_open else last) if piece]
-
-    def finish(self) -> list[str]:
-        held, self._held = self._held, ""
-        return [held] if held else []
-
-
-def _is_layout(piece: str) -> bool:
-    return not piece.strip(LAYOUT)

@@ -60,9 +60,14 @@ def fingerprint(message: Message, *, trim: bool = False) -> bytes:
 def chain(root: str, fingerprints: Iterable[bytes]) -> list[str]:
     """Chain values before the first message (`root`) and after each; one more than messages."""
     values = [root]
+    extend(values, fingerprints)
+    return values
+
+
+def extend(values: list[str], fingerprints: Iterable[bytes]) -> None:
+    """Go on with a chain."""
     for each in fingerprints:
         values.append(xxhash.xxh3_128_hexdigest(values[-1].encode() + each))
-    return values
 
 
 def link(value: str, message: Message, *, trim: bool = False) -> str:
@@ -97,7 +102,7 @@ class Lineage:
 
     def find(self, values: Sequence[str], messages: Sequence[Message]) -> Continuation:
         """The deepest known reply in a history, given its `chain_values`."""
-        last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=None)
+        last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "assistant"), None)
         if last is None:
             return Continuation(None)
         named = _named_reply(messages[last])
@@ -153,3 +158,10 @@ def _one_spelling(value: object) -> object:
     if isinstance(value, dict):
         return {key: _one_spelling(item) for key, item in value.items()}
     return value
+
+
+def shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many leading values two lists share."""
+    if one == other[: len(one)]:  # the common case, at the speed of C
+        return len(one)
+    return next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,16 +1,17 @@
 """What is recorded of a session: calls, and the nodes of its token tree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Raw, Struct
 
 from polar.chat import FinishReason, Message, RequestedSampling
-from polar.specs import CallKind, Finding, Float32Array, Int32Array, VersionSpan
+from polar.specs import NO_EXTRAS, CallKind, Extras, Finding, Float32Array, Int32Array, VersionSpan
 
 ROOT = -1  # the parent of a first node: an empty context
 CallStatus = Literal["ok", "aborted", "failed"]
 NodeKind = Literal["context", "sampled"]
+Untrained = Literal["", "external", "unproven"]
 
 
 class Position(Struct, frozen=True, order=True):
@@ -31,6 +32,7 @@ class Node:
         logprobs: float32[n] for a sampled node, None for context.
         versions: for a sampled node, spans that cover its n tokens.
         call_id, choice: for a sampled node, the call and choice that sampled it; for context, the call that brought it.
+        extras: for a sampled node, what the engine told besides of each of its n tokens (`routed_experts`, `sampling_mask`).
     """
 
     node_id: int
@@ -41,6 +43,7 @@ class Node:
     versions: tuple[VersionSpan, ...]
     call_id: str
     choice: int = 0
+    extras: Extras = field(default_factory=lambda: NO_EXTRAS)
 
 
 class ChoiceRecord(Struct, frozen=True):
@@ -88,6 +91,9 @@ class Call(Struct, frozen=True, omit_defaults=True):
         constrained: sampled under a grammar (`response_format`): the log-probabilities are of the masked distribution (L05).
         normalisers: names of what was read as if it were not there, or spelled otherwise than we sent it.
         unserved: names of what the harness asked and the policy was not given.
+        untrained: why nothing of it is ever trained: `external` (another model answered), `unproven` (its engine shows no ids,
+            or nobody can tell which of them a stop text left over); "" for the policy's own. Such a call may stand nowhere in
+            the tree: then `prompt` is the empty context, no choice has a node, and the counts are the engine's.
     """
 
     call_id: str
@@ -118,6 +124,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     constrained: bool = False
     normalisers: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
+    untrained: Untrained = ""
     delivered: bool = False
     stream: bool = False
     headers: dict[str, str] = {}

@@ -5,11 +5,12 @@ renders what is new (`bridge`), so that the ids which were sampled are never dec
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from polar.chat import Delta, Message, Tool
+from polar.chat import Delta, Message, Tool, ToolCall
 from polar.specs import Int32Array
 
 
@@ -27,6 +28,14 @@ class ParsedReply(Struct, frozen=True):
     findings: tuple[str, ...] = ()
 
 
+class Attempt(Struct, frozen=True):
+    """One call in a reply as a reader of its format took it: `arguments` are a JSON object, or None where `raw` is no call."""
+
+    name: str
+    arguments: str | None
+    raw: str
+
+
 class ReplyParser(Protocol):
     """Reads one generation token by token. The deltas, joined, equal `finish()`'s text and reasoning."""
 
@@ -39,29 +48,69 @@ class ReplyParser(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LastTurn:
+    """The reply that a prompt goes on from.
+
+    Attributes:
+        ids: as they were sampled.
+        stopped: they end with a stop id (otherwise the turn was cut, and is closed by the bridge).
+        calls: what the harness was told of it; some templates repeat a call's name or place next to its result.
+    """
+
+    ids: Int32Array
+    stopped: bool
+    calls: tuple[ToolCall, ...] = ()
+
+
 class Renderer(Protocol):
-    """Rendering for one model family with one loaded tokenizer. Text from messages never becomes a control token (T12)."""
+    """Rendering for one model family with one loaded tokenizer. Text from messages never becomes a control token (T12).
+
+    Attributes:
+        shows_tools: a prompt says which tools there are; else a request with tools is refused.
+    """
 
     name: str
     stop_ids: tuple[int, ...]
+    shows_tools: bool
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Int32Array:
         """A whole history, ending where the assistant's next words begin; int32[n]."""
         ...
 
-    def bridge(self, stopped: bool, messages: Sequence[Message]) -> Int32Array:
+    def bridge(self, last: LastTurn, messages: Sequence[Message]) -> Int32Array:
         """What follows sampled ids: the rest of the assistant's turn, then `messages`, then the next turn's opening; int32[n].
 
         Args:
-            stopped: the sampled ids end with a stop id (otherwise the turn was cut and is closed here).
             messages: what came after the reply; never an assistant message.
+
+        Raises:
+            BridgeRefused: there is no going on from these ids; the history is to be rendered whole.
         """
         ...
 
-    def parser(self) -> ReplyParser:
-        """A fresh parser for one generation that starts where a rendering ended."""
+    def parser(self, tools: Sequence[Tool] = ()) -> ReplyParser:
+        """A fresh parser for one generation that starts where a rendering ended.
+
+        Args:
+            tools: those of the request; where a format writes arguments without types, these come from the schemas.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` with control tokens spelled out, for people to read."""
         ...
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A renderer of a template that leaves earlier reasoning out, where `render` keeps it."""
+
+    def render_as_sent(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Int32Array:
+        """As `render`, but by the template's own rules for earlier reasoning."""
+        ...
+
+
+def render_as_sent(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool]) -> Int32Array:
+    """A whole history with the reasoning that its sender left in it and the model's template shows; int32[n]."""
+    return renderer.render_as_sent(messages, tools) if isinstance(renderer, Forgets) else renderer.render(messages, tools)

@@ -61,10 +61,21 @@ class Tokenizer:
     def _encode(self, text: str) -> Int32Array:
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
-    def split_scaffold(self, text: str) -> Iterable[str | int]:
-        """Cut a template's text at its control tokens: text and ids in turn. Never for text from outside."""
+    @property
+    def spellings(self) -> Iterable[str]:
+        """Of all added tokens, special or not."""
+        return self._added.keys()
+
+    def split_scaffold(self, text: str, broken_by: str = "") -> Iterable[str | int]:
+        """Cut a template's text at its control tokens: text and ids in turn. Never for text from outside.
+
+        Args:
+            broken_by: a spelling that this follows is text (a `Guard` breaks those of one letter so).
+        """
         end = 0
         for match in self._spellings.finditer(text):
+            if broken_by and text.startswith(broken_by, match.end()):
+                continue
             yield text[end : match.start()]
             yield self._added[match[0]]
             end = match.end()
@@ -116,8 +127,12 @@ class Draft:
             if isinstance(part, str):
                 self.body(part)
             else:
-                self.seal()
-                self._arrays.append(np.array([part], dtype=np.int32))
+                self.control(part)
+
+    def control(self, id: int) -> None:
+        """A control token."""
+        self.seal()
+        self._arrays.append(np.array([id], dtype=np.int32))
 
     def seal(self) -> None:
         """End a run of text: what follows is encoded on its own."""
