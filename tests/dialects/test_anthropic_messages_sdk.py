@@ -14,6 +14,8 @@ from polar.ids import parse_minted
 from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve, Stand
 
+pytestmark = pytest.mark.heavy  # a quarter of a minute that `make test` does not have
+
 Json = dict[str, Any]
 TOOLS: list[Any] = [
     {

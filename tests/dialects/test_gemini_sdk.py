@@ -17,6 +17,8 @@ from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve, Stand
 from tests.gateway.conversation import call_text
 
+pytestmark = pytest.mark.heavy  # a quarter of a minute that `make test` does not have
+
 PIXEL = b"\x89PNG\xff\xfb"
 THINKING = "<think>\nFirst — look.\n</think>\n\nDone \u2028 é."
 THOUGHTS = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))

@@ -13,6 +13,8 @@ from polar.engines.scripted import Scripted, ScriptedCall
 from tests.gateway.conftest import Serve, Stand
 from tests.gateway.conversation import TOOLS, call_text
 
+pytestmark = pytest.mark.heavy  # a quarter of a minute that `make test` does not have
+
 ASK: list[Any] = [{"role": "user", "content": "Do it."}]
 BASH: Any = TOOLS
 PIXEL = "iVBORw0KGgo="

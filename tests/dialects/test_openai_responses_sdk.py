@@ -14,6 +14,8 @@ from polar.engines.scripted import Scripted, ScriptedCall
 from tests.gateway.conftest import Serve, Stand
 from tests.gateway.conversation import call_text
 
+pytestmark = pytest.mark.heavy  # a quarter of a minute that `make test` does not have
+
 ASK: list[Any] = [{"role": "user", "content": "Do it."}]
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 BASH: Any = {"type": "function", "name": "bash", "description": "Run a command.", "parameters": SCHEMA, "strict": False}

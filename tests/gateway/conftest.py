@@ -1,9 +1,10 @@
 """A real gateway before a scripted policy, in one event loop."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import openai
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from polar.engines.renderers import load_renderer
 from polar.engines.scripted import Logged, Scripted, ScriptedCall, ScriptedEngine, scripted_server
+from polar.engines.served import Served, served
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import Gateway, gateway
 from polar.specs import HarnessProfile, SamplingSpec
@@ -70,15 +72,26 @@ def policy_renderer(smollm2_dir: Path) -> Renderer:
 
 @pytest.fixture
 def serve(smollm2_dir: Path, policy_tokenizer: Tokenizer, policy_renderer: Renderer, tmp_path: Path) -> Serve:
-    """`async with serve(script) as stand`."""
+    """`async with serve(script) as stand`; with `chat` the engine renders, without `decode` nobody reads its ids."""
 
     @asynccontextmanager
-    async def start(script: Script, *, port: int = 0, max_model_len: int = 32_768) -> AsyncIterator[Stand]:
+    async def start(
+        script: Script,
+        *,
+        port: int = 0,
+        max_model_len: int = 32_768,
+        chat: bool = False,
+        decode: bool = True,
+        routes: Mapping[str, Served] = MappingProxyType({}),
+    ) -> AsyncIterator[Stand]:
         engine = ScriptedEngine(policy_tokenizer, script, model_dir=smollm2_dir, max_model_len=max_model_len)
         async with scripted_server(engine) as url:
             client = VllmEngine(url)
             try:
-                async with gateway(client, policy_renderer, tmp_path / "capture.db", port=port) as running:
+                policy = await served(client, policy_renderer)
+                if chat:
+                    policy = replace(policy, renderer=None, decode=policy_renderer.decode if decode else None)
+                async with gateway(policy, tmp_path / "capture.db", port=port, routes=routes) as running:
                     yield Stand(running, engine, tmp_path / "capture.db", policy_renderer)
             finally:
                 await client.close()

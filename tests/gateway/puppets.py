@@ -3,18 +3,20 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from polar.chat import Usage
+from polar.audit.session import audit_session
+from polar.chat import ChatRequest, Usage
 from polar.dialects.openai_chat import OpenAIChat
-from polar.engines.protocol import EngineFinish, EngineInfo, Generated, LogprobsMode, ResolvedSampling
+from polar.engines.protocol import Chatted, EngineFinish, EngineInfo, Generated, LogprobsMode, ResolvedSampling
+from polar.engines.served import Served
 from polar.gateway.app import GatewayApp
-from polar.gateway.calls import Backend
+from polar.gateway.backend import Backend
 from polar.gateway.sessions import Sessions
 from polar.specs import Float32Array, HarnessProfile, Int32Array, SamplingSpec, VersionSpan
 from polar.store.capture import CaptureReader, CaptureStore
@@ -24,7 +26,7 @@ from polar.tokens.rendering import Renderer
 from polar.tokens.tree import TokenTree
 from polar.trajectory.builders import Captured, build
 
-INFO = EngineInfo("policy", "", 32_768)
+INFO = EngineInfo("policy", "", 32_768, chats=True)
 
 
 @dataclass
@@ -41,8 +43,9 @@ class Generation:
     def say(self, ids: Sequence[int]) -> None:
         self.steps.put_nowait(ids)
 
-    def stop(self) -> None:
-        self.say([self.stop_id])
+    def stop(self, token: int | None = None) -> None:
+        """Sample the stop id, or another one that ends a turn."""
+        self.say([self.stop_id if token is None else token])
         self.steps.put_nowait("stop")
 
     def fail(self, error: Exception | None) -> None:
@@ -51,20 +54,31 @@ class Generation:
 
 
 class PuppetEngine:
-    """See `polar.engines.protocol.Engine`. A `deaf` one never hears of an abort."""
+    """See `polar.engines.protocol.Engine`. A `deaf` one never hears of an abort.
+
+    In chat mode it renders every history whole, by the renderer that token-in has, and tells the ids with the first tokens;
+    the ids that end a turn there (`ends`) are no text.
+
+    Attributes:
+        asked: the requests that came in chat mode.
+        shows: what it tells of the ids that it rendered.
+    """
 
     name = "puppet"
     logprobs_mode: LogprobsMode = "raw"
 
-    def __init__(self, stop_id: int) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         self.generations: list[Generation] = []
         self.deaf = False
-        self._stop_id = stop_id
+        self.asked: list[ChatRequest] = []
+        self.shows: Callable[[Int32Array], Int32Array | None] = lambda ids: ids
+        self.ends = set(renderer.stop_ids)
+        self._renderer = renderer
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling
+        self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling, *, session_id: str = ""
     ) -> AsyncGenerator[Generated, None]:
-        generation = Generation(request_id, prompt_ids.tolist(), self._stop_id)
+        generation = Generation(request_id, prompt_ids.tolist(), self._renderer.stop_ids[0])
         self.generations.append(generation)
         count = 0
         try:
@@ -90,6 +104,25 @@ class PuppetEngine:
 
     async def info(self) -> EngineInfo:
         return INFO
+
+    async def chat(
+        self, request_id: str, request: ChatRequest, sampling: ResolvedSampling, *, session_id: str = ""
+    ) -> AsyncGenerator[Chatted, None]:
+        self.asked.append(request)
+        ids = self._renderer.render(request.messages, request.tools)
+        prompt_ids = self.shows(ids)
+        parser = self._renderer.parser(request.tools)
+        async with aclosing(self.generate(request_id, ids if prompt_ids is None else prompt_ids, sampling)) as pieces:
+            async for piece in pieces:
+                deltas, parsed = parser.push([token for token in piece.ids if token not in self.ends]), None
+                if piece.finish:
+                    held, parsed = parser.finish()
+                    deltas += held
+                yield Chatted(piece, tuple(deltas), prompt_ids, parsed)
+                prompt_ids = None
+
+    async def tokenize(self, text: str) -> Int32Array:
+        raise NotImplementedError
 
     async def score(self, ids: Int32Array) -> Float32Array:
         raise NotImplementedError
@@ -215,20 +248,24 @@ class Stage:
         for call in record.calls:
             if call.call_id in told and call.prompt_tokens:
                 assert tree.path(call.prompt).tolist() == told[call.call_id].prompt_ids
+        assert audit_session(record, None, None) == []
         for reward in (1.0, None):
             build(record, builder="prefix_merging", status="completed", reward=reward)
         return record
 
 
 @asynccontextmanager
-async def staged(renderer: Renderer, path: Path, profile: HarnessProfile = HarnessProfile()) -> AsyncIterator[Stage]:
+async def staged(
+    renderer: Renderer, path: Path, profile: HarnessProfile = HarnessProfile(), *, chat: bool = False
+) -> AsyncIterator[Stage]:
     """Puppets around a real application; it fails when something went wrong that nobody was told."""
     gc.freeze()  # what is there already is not searched below
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
-    engine, store = PuppetEngine(renderer.stop_ids[0]), PuppetStore(path)
-    sessions = Sessions(store, renderer, INFO.model)
-    app = GatewayApp(sessions, Backend(engine, INFO, store, path), (OpenAIChat(),))
+    engine, store = PuppetEngine(renderer), PuppetStore(path)
+    policy = Served(engine, INFO, None, decode=renderer.decode) if chat else Served(engine, INFO, renderer)
+    sessions = Sessions(store, policy.renderer, INFO.model)
+    app = GatewayApp(sessions, Backend(policy, store, path), (OpenAIChat(),))
     opened = await sessions.open(task_id="t", profile=profile, sampling=SamplingSpec())
     try:
         yield Stage(app, sessions, engine, store, path, opened.session_id, opened.key)

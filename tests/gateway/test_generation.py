@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polar.audit.session import prove_session
 from polar.engines.scripted import Scripted
-from polar.gateway.generation import TextStopper
+from polar.gateway.stopping import TextStopper
 from polar.trajectory.builders import build
 from tests.gateway.conftest import Serve
 from tests.gateway.conversation import Conversation, call_text

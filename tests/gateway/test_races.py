@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from polar.errors import EngineError, StoreError
 from polar.gateway import app as app_module
-from polar.gateway import generation as generation_module
+from polar.gateway import calls as calls_module
 from polar.specs import HarnessProfile, Int32Array
 from polar.tokens.history import History, Plan
 from polar.tokens.rendering import Renderer
@@ -28,12 +28,13 @@ from tests.gateway.puppets import Client, Stage, staged, until
 Open = Callable[..., AbstractAsyncContextManager[Stage]]
 
 
-@pytest.fixture
-def stage(policy_renderer: Renderer, tmp_path: Path) -> Open:
-    """`async with stage() as s`."""
+@pytest.fixture(params=["token-in", "chat"])
+def stage(policy_renderer: Renderer, tmp_path: Path, request: pytest.FixtureRequest) -> Open:
+    """`async with stage() as s`: whoever renders, the same holds."""
 
     def open_stage(renderer: Renderer = policy_renderer, grace: float = 30.0) -> AbstractAsyncContextManager[Stage]:
-        return staged(renderer, tmp_path / "capture.db", HarnessProfile(retry_grace=grace))
+        chat = request.param == "chat"
+        return staged(renderer, tmp_path / "capture.db", HarnessProfile(retry_grace=grace), chat=chat)
 
     return open_stage
 
@@ -218,7 +219,7 @@ async def test_an_engine_that_never_speaks_is_left_in_peace_until_the_client_goe
 ) -> None:
     monkeypatch.setattr(app_module, "HEADERS_AFTER", 0.01)
     monkeypatch.setattr(app_module, "KEEP_ALIVE_EVERY", 0.01)
-    monkeypatch.setattr(generation_module, "ABORT_PATIENCE", 0.05)
+    monkeypatch.setattr(calls_module, "ABORT_PATIENCE", 0.05)
     async with stage() as s:
         s.engine.deaf = True
         client = s.ask(stream=True)
@@ -252,7 +253,7 @@ async def test_a_parser_that_breaks_fails_the_call_and_no_other(
         client = s.ask(stream=stream)
         generation = await s.engine.generation(0)
         (run,) = s.sessions.by_id(s.session_id).runs
-        monkeypatch.setattr(run._choices[0]._parser, "push", lambda ids: 1 // 0)
+        monkeypatch.setattr(run._choices[0]._reader, "push", lambda ids, deltas: 1 // 0)
         generation.say(hello)
         await client.task
         assert (client.status, generation.closed) == (500, True)
@@ -342,6 +343,7 @@ async def test_freezing_waits_for_the_commit_of_an_answer_that_is_complete(stage
         assert statuses(await s.settled()) == ["ok"]
 
 
+@pytest.mark.parametrize("stage", ["token-in"], indirect=True)
 async def test_freezing_while_a_long_prompt_is_encoded_records_the_call(stage: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, go_on = threading.Event(), threading.Event()
     render = History.render

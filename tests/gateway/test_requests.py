@@ -170,7 +170,7 @@ async def test_a_slow_engine_gets_early_headers_and_keep_alives(serve: Serve, mo
 async def test_it_refuses_to_listen_elsewhere_without_a_control_key(serve: Serve) -> None:
     async with serve(lambda call: Scripted("Hello.")) as stand:
         with pytest.raises(UsageError, match="refusing to listen on 0.0.0.0 without a control key"):
-            async with gateway(None, None, stand.capture, host="0.0.0.0"):  # type: ignore[arg-type]
+            async with gateway(None, stand.capture, host="0.0.0.0"):  # type: ignore[arg-type]
                 pass
 
 

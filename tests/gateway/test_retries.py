@@ -7,7 +7,7 @@ from msgspec import Raw
 from polar.chat import ChatRequest, Message, RequestedSampling, TextPart, Tool
 from polar.dialects.protocol import Target
 from polar.gateway.retries import request_hash
-from polar.gateway.terms import addressed
+from polar.gateway.terms import Addresses
 
 TARGET = Target("POST", "/v1/responses")
 REQUEST = ChatRequest(
@@ -21,7 +21,7 @@ REQUEST = ChatRequest(
 
 
 def known(request: ChatRequest, target: Target = TARGET, dialect: str = "openai_responses") -> str:
-    return request_hash(dialect, target, request, [digest for digest, _ in addressed(request)])
+    return request_hash(dialect, target, request, Addresses().of(request))
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,7 @@ async def test_every_field_of_a_call_comes_back(store: CaptureStore, path: Path)
         constrained=True,
         normalisers=("cache_control",),
         unserved=("service_tier",),
+        untrained="external",
         delivered=True,
         headers={"user-agent": "pi/0.3"},
         extra={"store": Raw(b"false"), "metadata": Raw(b'{ "user":"x" }')},

@@ -316,6 +316,27 @@ async def test_an_older_file_is_brought_up_to_date_by_its_writer(path: Path) -> 
     assert words(path, newer) == ["one"]
 
 
+async def test_a_file_of_a_form_that_is_not_read_any_more_is_refused_and_left_alone(path: Path) -> None:
+    await Writer.open(path, WORDS).close()
+    before = path.read_bytes()
+    newer = Schema("word list", 77, (*WORDS.steps, "SELECT 1"), oldest=2)
+    for opener in (Writer, Reader):
+        with pytest.raises(StoreError, match=r"of schema 1, this Polar reads schema 2 and later; export it with the Polar that"):
+            opener.open(path, newer)
+    assert path.read_bytes() == before
+    await Writer.open(path.parent / "new.sqlite", newer).close()
+    assert words(path.parent / "new.sqlite", newer) == []
+
+
+def test_a_capture_file_whose_calls_have_names_is_refused(path: Path) -> None:
+    asyncio.run(open_session(path))
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    for opener in (CaptureStore, CaptureReader):
+        with pytest.raises(StoreError, match="is a capture file of schema 1, this Polar reads schema 2 and later"):
+            opener.open(path)
+
+
 async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
     await Writer.open(path, WORDS).close()
     with pytest.raises(StoreError, match="no such table: nowhere"):

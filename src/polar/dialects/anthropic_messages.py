@@ -11,6 +11,7 @@ import msgspec
 from polar.chat import ChatRequest, Reply
 from polar.dialects.anthropic_reply import MessageEvents, fault_reply, whole_reply
 from polar.dialects.anthropic_request import parse_request
+from polar.dialects.bodies import Memory
 from polar.dialects.protocol import Fault, ModelCard, Route, Target
 
 _VERSION = "anthropic-version"
@@ -38,8 +39,8 @@ class AnthropicMessages:
         own = target.path.removeprefix("/v1").startswith(_OWN_PATHS)
         return own or _VERSION in target.headers or target.path.startswith(_CLAUDE_CODE_PATHS)
 
-    def parse(self, target: Target, body: bytes) -> ChatRequest:
-        return parse_request(body)
+    def parse(self, target: Target, body: bytes, memory: Memory | None = None) -> ChatRequest:
+        return parse_request(body, memory or Memory())
 
     def reply(self, request: ChatRequest, reply: Reply) -> bytes:
         return whole_reply(reply)

@@ -5,7 +5,7 @@ noted by name: Claude Code answers a 400 by giving up features for the rest of i
 it does. `cache_control` hops from block to block between requests and means nothing here: it is noted, and dropped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -13,13 +13,12 @@ from msgspec import Meta, Raw, Struct
 
 from polar.chat import ChatRequest, ImagePart, Message, Part, RequestedSampling, TextPart, Tool, ToolCall
 from polar.dialects.anthropic_reply import read_input
-from polar.dialects.bodies import decode, decode_field, shortened
+from polar.dialects.bodies import NULL, Memory, decode, decode_field, parts_of, shortened
 from polar.errors import InvalidRequest
 from polar.ids import parse_minted
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Limit = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-_NULL = Raw(b"null")
 _LONGEST_NAME = 80  # characters of a name that the harness chose and a note repeats
 _KNOWN_OF_TOOL = {"type", "name", "description", "input_schema", "cache_control", "eager_input_streaming"}
 
@@ -36,10 +35,10 @@ class _ToolChoice(Struct):
 
 
 class _Body(Struct):
-    messages: list[_Message]
+    messages: Raw
     model: str = ""
     system: str | list[Raw] | None = None
-    tools: list[Raw] | None = None
+    tools: Raw = NULL
     tool_choice: _ToolChoice | None = None
     stop_sequences: list[str] | None = None
     max_tokens: Limit | None = None
@@ -47,14 +46,14 @@ class _Body(Struct):
     top_p: float | None = None
     top_k: Whole | None = None
     stream: bool | None = None
-    cache_control: Raw = _NULL
+    cache_control: Raw = NULL
 
 
 class _Head(Struct):
     """What blocks and tools of every sort have."""
 
     type: str | None = None
-    cache_control: Raw = _NULL
+    cache_control: Raw = NULL
 
 
 class _Text(Struct):
@@ -107,11 +106,11 @@ class _Tool(Struct):
 
 class _Format(Struct):
     type: str
-    schema: Raw = _NULL
+    schema: Raw = NULL
 
 
 class _Edit(Struct):
-    keep: Raw = _NULL
+    keep: Raw = NULL
 
 
 class _Block(Struct, frozen=True):
@@ -123,18 +122,30 @@ class _Block(Struct, frozen=True):
 _NOT_KEPT = {*_Body.__struct_fields__, "mcp_servers"}  # servers come with their tokens (D20)
 
 
-def parse_request(body: bytes) -> ChatRequest:
+class _Said(Struct, frozen=True):
+    """What one message or tool of the request comes to."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    unserved: tuple[str, ...] = ()
+    normalised: tuple[str, ...] = ()
+
+
+def parse_request(body: bytes, memory: Memory) -> ChatRequest:
     """The body of a `generate` or `count_tokens` request as pivot.
 
     Raises:
         InvalidRequest: malformed; the message names the field.
     """
-    fields, wire = decode(body, _Body)
-    if not wire.messages:
+    fields, wire = decode(body, _Body, ("messages", "tools"))
+    wires = decode_field("messages", fields["messages"], list[Raw])
+    if not wires:
         raise InvalidRequest("messages: expected at least one message")
     reader = _Reader()
-    system, messages = reader.system(wire.system), reader.messages(wire.messages)
-    tools = reader.tools(wire.tools or [])
+    system = reader.system(wire.system)
+    messages = reader.take(memory.each(b"anthropic message", wires, _message)).messages
+    offered = parts_of("tools", fields.get("tools", NULL))
+    tools = reader.take(memory.each(b"anthropic tool", offered, _offered)).tools
     choice = reader.tool_choice(wire.tool_choice, tools)
     sampling = RequestedSampling(
         wire.temperature, wire.top_p, wire.top_k, wire.max_tokens, stop=reader.stop(wire.stop_sequences or [])
@@ -172,20 +183,33 @@ class _Reader:
         parts = self._parts(self._blocks("system", content))
         return (Message("system", parts),) if parts else ()
 
-    def messages(self, wires: list[_Message]) -> tuple[Message, ...]:
-        return tuple(message for index, wire in enumerate(wires) for message in self._message(f"messages[{index}]", wire))
+    def take(self, all_said: Sequence[_Said]) -> _Said:
+        """Several parts of a request as one, noting what they left out."""
+        for said in all_said:
+            if said.unserved or said.normalised:
+                self.unserved |= dict.fromkeys(said.unserved)
+                self.normalised |= dict.fromkeys(said.normalised)
+        messages = [message for said in all_said for message in said.messages]
+        return _Said(tuple(messages), tuple([tool for said in all_said for tool in said.tools]))
 
-    def tools(self, wires: list[Raw]) -> tuple[Tool, ...]:
-        """The tools that the harness runs itself; those of Anthropic's servers are left out."""
-        tools: list[Tool] = []
-        for index, raw in enumerate(wires):
-            path = f"tools[{index}]"
-            kind = self._head(path, raw).type or "custom"
-            if kind == "custom":
-                tools.append(self._tool(path, raw))
-            else:
-                self._note(f"tool:{kind}")
-        return tuple(tools)
+    def message(self, path: str, wire: _Message) -> tuple[Message, ...]:
+        """What one of Anthropic's messages says: tool results are messages of their own."""
+        blocks = self._blocks(f"{path}.content", wire.content)
+        if wire.role == "user":
+            return self._user(blocks)
+        if wire.role == "assistant":
+            return (self._assistant(blocks),)
+        if wire.role == "system":
+            return (Message("system", self._parts(blocks)),)
+        raise InvalidRequest(f"{path}.role: expected one of user, assistant, system, got {shortened(wire.role)}")
+
+    def tool(self, path: str, raw: Raw) -> tuple[Tool, ...]:
+        """A tool that the harness runs itself; those of Anthropic's servers are left out."""
+        kind = self._head(path, raw).type or "custom"
+        if kind == "custom":
+            return (self._tool(path, raw),)
+        self._note(f"tool:{kind}")
+        return ()
 
     def tool_choice(self, wire: _ToolChoice | None, tools: tuple[Tool, ...]) -> str:
         if wire is None:
@@ -215,7 +239,7 @@ class _Reader:
         if "budget_tokens" in self._options(fields, "thinking"):
             self._note("thinking")
         for name in ("mcp_servers", "container"):
-            if bytes(fields.get(name, _NULL)) not in (b"null", b"[]"):
+            if bytes(fields.get(name, NULL)) not in (b"null", b"[]"):
                 self._note(name)
         edits = self._options(fields, "context_management").get("edits", Raw(b"[]"))
         if any(bytes(edit.keep) != b'"all"' for edit in decode_field("context_management.edits", edits, list[_Edit])):
@@ -224,7 +248,7 @@ class _Reader:
         for name in options:
             if name != "format":
                 self._note(name)
-        return self._schema("output_config.format", options.get("format", fields.get("output_format", _NULL)))
+        return self._schema("output_config.format", options.get("format", fields.get("output_format", NULL)))
 
     def _schema(self, path: str, raw: Raw) -> Raw | None:
         if not _said(raw):
@@ -237,21 +261,11 @@ class _Reader:
 
     def _options(self, fields: dict[str, Raw], name: str) -> dict[str, Raw]:
         """The options that a field says something about."""
-        field = fields.get(name, _NULL)
+        field = fields.get(name, NULL)
         options = decode_field(name, field, dict[str, Raw]) if _said(field) else {}
         return {option: raw for option, raw in options.items() if _said(raw)}
 
-    def _message(self, path: str, wire: _Message) -> list[Message]:
-        blocks = self._blocks(f"{path}.content", wire.content)
-        if wire.role == "user":
-            return self._user(blocks)
-        if wire.role == "assistant":
-            return [self._assistant(blocks)]
-        if wire.role == "system":
-            return [Message("system", self._parts(blocks))]
-        raise InvalidRequest(f"{path}.role: expected one of user, assistant, system, got {shortened(wire.role)}")
-
-    def _user(self, blocks: Iterator[_Block]) -> list[Message]:
+    def _user(self, blocks: Iterator[_Block]) -> tuple[Message, ...]:
         """Each tool result is a message of its own, and so is what stands between them."""
         messages: list[Message] = []
         parts: list[Part] = []
@@ -262,7 +276,7 @@ class _Reader:
                 parts = []
             else:
                 parts += self._part(block)
-        return messages if messages and not parts else [*messages, Message("user", tuple(parts))]
+        return tuple(messages) if messages and not parts else (*messages, Message("user", tuple(parts)))
 
     def _assistant(self, blocks: Iterator[_Block]) -> Message:
         parts: list[Part] = []
@@ -348,6 +362,18 @@ class _Reader:
 
     def _note(self, name: str) -> None:
         self.unserved[name[:_LONGEST_NAME]] = None
+
+
+def _message(index: int, raw: Raw) -> _Said:
+    path, reader = f"messages[{index}]", _Reader()
+    messages = reader.message(path, decode_field(path, raw, _Message))
+    return _Said(messages, (), tuple(reader.unserved), tuple(reader.normalised))
+
+
+def _offered(index: int, raw: Raw) -> _Said:
+    reader = _Reader()
+    tools = reader.tool(f"tools[{index}]", raw)
+    return _Said((), tools, tuple(reader.unserved), tuple(reader.normalised))
 
 
 def _said(raw: Raw) -> bool:

@@ -1,6 +1,7 @@
 """Tool-call arguments in APIs that take nothing but a JSON object.
 
-What the model wrote otherwise goes out wrapped, `{"INVALID_JSON": "<what it wrote>"}`, and is unwrapped when it comes back.
+What the model wrote otherwise goes out wrapped, `{"INVALID_JSON": "<what it wrote>"}`, and is unwrapped when it comes back; so
+does what looks wrapped already, because the model wrote it like that.
 """
 
 import msgspec
@@ -14,8 +15,10 @@ class _Invalid(Struct, forbid_unknown_fields=True):
 def wrapped(arguments: str) -> str:
     """The text of a JSON object: the arguments as the model wrote them, if they are one."""
     try:
-        msgspec.json.decode(arguments, type=dict[str, object])
+        written = msgspec.json.decode(arguments, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
+        written = None
+    if written is None or written.keys() == {"INVALID_JSON"}:
         return msgspec.json.encode(_Invalid(arguments)).decode()
     return arguments
 

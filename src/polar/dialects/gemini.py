@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from polar.chat import ChatRequest, Reply
 from polar.dialects.ascii import encode
+from polar.dialects.bodies import Memory
 from polar.dialects.gemini_reply import ReplyEvents, error_body, status, whole_reply
 from polar.dialects.gemini_request import read_request
 from polar.dialects.protocol import Fault, ModelCard, Route, Target
@@ -40,11 +41,13 @@ class Gemini:
     def claims(self, target: Target) -> bool:
         return target.path.startswith(("/v1beta", "/v1alpha")) or "x-goog-api-key" in target.headers
 
-    def parse(self, target: Target, body: bytes) -> ChatRequest:
+    def parse(self, target: Target, body: bytes, memory: Memory | None = None) -> ChatRequest:
         found = _VERB.fullmatch(target.path)
         if found is None:
             raise InvalidRequest(f"expected a path like /v1beta/models/NAME:generateContent, got {target.path}")
-        return read_request(found["model"], found["verb"], sse=bool(_SSE.search(target.query)), body=body)
+        return read_request(
+            found["model"], found["verb"], sse=bool(_SSE.search(target.query)), body=body, memory=memory or Memory()
+        )
 
     def reply(self, request: ChatRequest, reply: Reply) -> bytes:
         return whole_reply(request, reply)

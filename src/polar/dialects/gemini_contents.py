@@ -6,7 +6,7 @@ the oldest open call of its name, and calls get the ids that their signature sta
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,10 +14,12 @@ from msgspec import Raw, Struct
 
 from polar.chat import ImagePart, Message, Part, TextPart, ToolCall
 from polar.dialects.arguments import unwrapped
-from polar.dialects.bodies import decode_field, shortened
+from polar.dialects.bodies import Memory, decode_field, shortened
 from polar.dialects.gemini_wire import NULL, Several, base64_of, each, read
 from polar.errors import InvalidRequest
 from polar.ids import parse_minted, tool_call_id
+
+Note = Callable[[str], None]
 
 _ROLES = ("user", "model", "function", "tool")
 # What says how another part is to be read; media that are images are read whole.
@@ -63,6 +65,33 @@ class _File(Struct, rename="camel"):
     mime_type: str | None = None
 
 
+class _Answer(Struct, frozen=True):
+    """What came of a call; `id` is as the client wrote it."""
+
+    name: str
+    id: str
+    content: tuple[Part, ...]
+    failed: bool
+
+
+class _Piece(Struct, frozen=True):
+    """A part of a content, as far as it can be read alone."""
+
+    content: tuple[Part, ...]
+    thought: bool
+    signature: str
+    call: ToolCall | None
+    answer: _Answer | None
+
+
+class _Spoken(Struct, frozen=True):
+    """A content, as far as it can be read alone; and names of what the policy is not given of it."""
+
+    by_model: bool
+    pieces: tuple[_Piece, ...]
+    unserved: tuple[str, ...]
+
+
 @dataclass
 class _Turn:
     """What the model said in contents that follow each other; `place` is the index of the first."""
@@ -103,7 +132,7 @@ class _OpenCalls:
 class Contents:
     """Reads one request's contents in their order. `note` is told the names of what the policy is not given."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Note) -> None:
         self._note = note
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
@@ -119,50 +148,39 @@ class Contents:
         path = "systemInstruction"
         parts: list[Part] = []
         for at, part in each(f"{path}.parts", read(path, raw, _Content)[1].parts):
-            parts += self._part(at, part)[1]
+            parts += _part(at, part, self._note)[1]
         if parts:
             self._messages.append(Message("system", tuple(parts)))
 
-    def content(self, path: str, raw: Raw) -> None:
-        wire = read(path, raw, _Content)[1]
-        role = wire.role or "user"
-        if role not in _ROLES:
-            raise InvalidRequest(f"{path}.role: expected one of {', '.join(_ROLES)}, got {shortened(role)}")
-        parts = each(f"{path}.parts", wire.parts)
-        if role == "model":
-            self._model(parts)
-        else:
-            self._user(parts)
-        self._count += 1
+    def read(self, contents: Sequence[tuple[str, Raw]], memory: Memory) -> None:
+        """
+        Raises:
+            InvalidRequest: a content that cannot be read.
+        """
+        raws = [raw for _, raw in contents]
+        for spoken in memory.each(b"gemini content", raws, lambda index, raw: _spoken(contents[index][0], raw)):
+            for name in spoken.unserved:
+                self._note(name)
+            if spoken.by_model:
+                self._model(spoken.pieces)
+            else:
+                self._user(spoken.pieces)
+            self._count += 1
 
     def done(self) -> tuple[Message, ...]:
         """The messages."""
         self._close()
         return tuple(self._messages)
 
-    def _model(self, parts: list[tuple[str, Raw]]) -> None:
+    def _model(self, pieces: Sequence[_Piece]) -> None:
         said = _Turn(self._count)
-        for path, raw in parts:
-            self._said(said, path, raw)
+        for piece in pieces:
+            _say(said, piece)
         if self._turn is not None and said.continues(self._turn):
             self._turn.extend(said)
         else:
             self._close()
             self._turn = said
-
-    def _said(self, turn: _Turn, path: str, raw: Raw) -> None:
-        wire, content = self._part(path, raw)
-        if wire.function_response != NULL:
-            raise InvalidRequest(f"{path}.functionResponse: expected in a content of role user, got it from the model")
-        signature = base64_of(wire.thought_signature or "")
-        if named := parse_minted(signature):
-            turn.minted[signature] = turn.replies[named] = None
-        if wire.thought:
-            turn.reasoning += "".join(part.text for part in content)
-        else:
-            turn.content += [part for part in content if part != TextPart("")]  # which only carries a signature
-        if wire.function_call != NULL:
-            turn.calls.append(_call(f"{path}.functionCall", wire.function_call))
 
     def _close(self) -> None:
         """End the model's turn, if there is one."""
@@ -173,56 +191,93 @@ class Contents:
         self._messages.append(Message("assistant", _joined(turn.content), turn.reasoning, calls, minted=tuple(turn.minted)))
         self._open = _OpenCalls(calls)
 
-    def _user(self, parts: list[tuple[str, Raw]]) -> None:
+    def _user(self, pieces: Sequence[_Piece]) -> None:
         self._close()
         said: list[Part] = []
-        for index, (path, raw) in enumerate(parts):
-            wire, content = self._part(path, raw)
-            if wire.function_call != NULL:
-                raise InvalidRequest(f"{path}.functionCall: expected in a content of role model, got it from the user")
-            said += content
-            if wire.function_response != NULL:
+        for index, piece in enumerate(pieces):
+            said += piece.content
+            if piece.answer is not None:
                 if said:
                     self._messages.append(Message("user", tuple(said)))
                 said = []
-                self._messages.append(self._response(f"{path}.functionResponse", wire.function_response, index))
-        if said or not parts:
+                self._messages.append(self._answered(piece.answer, index))
+        if said or not pieces:
             self._messages.append(Message("user", tuple(said)))
 
-    def _response(self, path: str, raw: Raw, index: int) -> Message:
-        wire = read(path, raw, _FunctionResponse)[1]
-        text, failed = _result(f"{path}.response", wire.response)
-        content: list[Part] = [TextPart(text)] if text else []
-        for at, part in each(f"{path}.parts", wire.parts):
-            content += self._part(at, part)[1]
-        return Message("tool", tuple(content), tool_call_id=self._answered(wire, index), is_error=failed)
+    def _answered(self, answer: _Answer, index: int) -> Message:
+        """What came of a call, under the call's id."""
+        named = _own_id(answer.name, answer.id) or self._open.oldest(answer.name) or f"gemini_{self._count}_{index}"
+        return Message("tool", answer.content, tool_call_id=named, is_error=answer.failed)
 
-    def _answered(self, wire: _FunctionResponse, index: int) -> str:
-        """The id of the call that a response answers."""
-        named = _own_id(wire.name, wire.id or "")
-        return named or self._open.oldest(wire.name) or f"gemini_{self._count}_{index}"
 
-    def _part(self, path: str, raw: Raw) -> tuple[_Part, list[Part]]:
-        """A part, and what of it is content."""
-        fields, wire = read(path, raw, _Part)
-        content: list[Part] = [] if wire.text is None else [TextPart(wire.text)]
-        if wire.inline_data != NULL:
-            blob = read(f"{path}.inlineData", wire.inline_data, _Blob)[1]
-            content.append(self._media("inlineData", ImagePart(blob.mime_type or "", base64_of(blob.data))))
-        if wire.file_data != NULL:
-            file = read(f"{path}.fileData", wire.file_data, _File)[1]
-            content.append(self._media("fileData", ImagePart(file.mime_type or "", url=file.file_uri)))
-        for name in fields:
-            if name not in _SERVED_PARTS | _ABOUT_PARTS:
-                self._note(f"part:{name}")
-        return wire, content
+def _spoken(path: str, raw: Raw) -> _Spoken:
+    wire = read(path, raw, _Content)[1]
+    role = wire.role or "user"
+    if role not in _ROLES:
+        raise InvalidRequest(f"{path}.role: expected one of {', '.join(_ROLES)}, got {shortened(role)}")
+    unserved: dict[str, None] = {}
+    by_model = role == "model"
+    pieces = [
+        _piece(at, part, by_model, lambda name: unserved.update({name: None})) for at, part in each(f"{path}.parts", wire.parts)
+    ]
+    return _Spoken(by_model, tuple(pieces), tuple(unserved))
 
-    def _media(self, name: str, image: ImagePart) -> Part:
-        """The image, or what stands for media of another sort."""
-        if image.media_type.startswith("image/") or (image.url and not image.media_type):
-            return image
-        self._note(f"part:{name}")
-        return TextPart(f"[{image.media_type or 'file'}]")
+
+def _piece(path: str, raw: Raw, by_model: bool, note: Note) -> _Piece:
+    wire, content = _part(path, raw, note)
+    if by_model and wire.function_response != NULL:
+        raise InvalidRequest(f"{path}.functionResponse: expected in a content of role user, got it from the model")
+    if not by_model and wire.function_call != NULL:
+        raise InvalidRequest(f"{path}.functionCall: expected in a content of role model, got it from the user")
+    call = _call(f"{path}.functionCall", wire.function_call) if wire.function_call != NULL else None
+    answered = wire.function_response != NULL
+    answer = _answer(f"{path}.functionResponse", wire.function_response, note) if answered else None
+    return _Piece(tuple(content), bool(wire.thought), base64_of(wire.thought_signature or ""), call, answer)
+
+
+def _say(turn: _Turn, piece: _Piece) -> None:
+    """Add a part to what the model said."""
+    if named := parse_minted(piece.signature):
+        turn.minted[piece.signature] = turn.replies[named] = None
+    if piece.thought:
+        turn.reasoning += "".join(part.text for part in piece.content)
+    else:
+        turn.content += [part for part in piece.content if part != TextPart("")]  # which only carries a signature
+    if piece.call is not None:
+        turn.calls.append(piece.call)
+
+
+def _answer(path: str, raw: Raw, note: Note) -> _Answer:
+    wire = read(path, raw, _FunctionResponse)[1]
+    text, failed = _result(f"{path}.response", wire.response)
+    content: list[Part] = [TextPart(text)] if text else []
+    for at, part in each(f"{path}.parts", wire.parts):
+        content += _part(at, part, note)[1]
+    return _Answer(wire.name, wire.id or "", tuple(content), failed)
+
+
+def _part(path: str, raw: Raw, note: Note) -> tuple[_Part, list[Part]]:
+    """A part, and what of it is content."""
+    fields, wire = read(path, raw, _Part)
+    content: list[Part] = [] if wire.text is None else [TextPart(wire.text)]
+    if wire.inline_data != NULL:
+        blob = read(f"{path}.inlineData", wire.inline_data, _Blob)[1]
+        content.append(_media("inlineData", ImagePart(blob.mime_type or "", base64_of(blob.data)), note))
+    if wire.file_data != NULL:
+        file = read(f"{path}.fileData", wire.file_data, _File)[1]
+        content.append(_media("fileData", ImagePart(file.mime_type or "", url=file.file_uri), note))
+    for name in fields:
+        if name not in _SERVED_PARTS | _ABOUT_PARTS:
+            note(f"part:{name}")
+    return wire, content
+
+
+def _media(name: str, image: ImagePart, note: Note) -> Part:
+    """The image, or what stands for media of another sort."""
+    if image.media_type.startswith("image/") or (image.url and not image.media_type):
+        return image
+    note(f"part:{name}")
+    return TextPart(f"[{image.media_type or 'file'}]")
 
 
 def _call(path: str, raw: Raw) -> ToolCall:

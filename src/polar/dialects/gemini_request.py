@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from polar.chat import ChatRequest, Message, RequestedSampling, Tool
-from polar.dialects.bodies import decode_field, shortened, text_of
+from polar.dialects.bodies import Memory, decode_field, shortened, text_of
 from polar.dialects.gemini_contents import Contents
 from polar.dialects.gemini_reply import ALT_SSE
 from polar.dialects.gemini_schema import checked, json_schema
@@ -89,7 +89,7 @@ class _Thinking(Struct, rename="camel"):
     thinking_level: str | None = None
 
 
-def read_request(model: str, verb: str, *, sse: bool, body: bytes) -> ChatRequest:
+def read_request(model: str, verb: str, *, sse: bool, body: bytes, memory: Memory) -> ChatRequest:
     """The body of a request for `verb`; `sse` says in which of the two forms a stream is wanted.
 
     Raises:
@@ -100,7 +100,7 @@ def read_request(model: str, verb: str, *, sse: bool, body: bytes) -> ChatReques
         raise InvalidRequest(f"cachedContent: {shortened(wire.cached_content)} is not held here; send the contents themselves")
     reader = _Reader()
     generation, rest = reader.generation(wire.generation_config)
-    messages = reader.messages(wire)
+    messages = reader.messages(wire, memory)
     tools = reader.tools(wire.tools)
     choice = reader.tool_choice(wire.tool_config, tools)
     reader.note_if_asked("safetySettings", wire.safety_settings)
@@ -146,7 +146,7 @@ class _Reader:
         if raw != NULL and decode_field(name, raw, object) not in _NOTHING_ASKED:
             self.note(name)
 
-    def messages(self, wire: _Body) -> tuple[Message, ...]:
+    def messages(self, wire: _Body, memory: Memory) -> tuple[Message, ...]:
         reader = Contents(self.note)
         if isinstance(wire.system_instruction, str):
             reader.system_text(wire.system_instruction)
@@ -155,8 +155,7 @@ class _Reader:
         contents = each("contents", wire.contents)
         if not contents:
             raise InvalidRequest("contents: expected at least one content")
-        for path, raw in contents:
-            reader.content(path, raw)
+        reader.read(contents, memory)
         return reader.done()
 
     def tools(self, several: Several) -> tuple[Tool, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from polar.chat import ChatRequest, Choice, Delta, ReasoningDelta, Reply, ToolCall
+from polar.dialects.bodies import Memory
 from polar.dialects.openai_chat_request import read
 from polar.dialects.openai_common import error_body, models_body, sse, status, token_bytes
 from polar.dialects.protocol import EVENT_STREAM, Fault, ModelCard, Route, Target
@@ -29,8 +30,8 @@ class OpenAIChat:
     def claims(self, target: Target) -> bool:
         return True
 
-    def parse(self, target: Target, body: bytes) -> ChatRequest:
-        return read(body)
+    def parse(self, target: Target, body: bytes, memory: Memory | None = None) -> ChatRequest:
+        return read(body, memory or Memory())
 
     def reply(self, request: ChatRequest, reply: Reply) -> bytes:
         choices = [_choice(request, index, choice) for index, choice in enumerate(reply.choices)]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct
 
 from polar.chat import ChatRequest, Message, Part, RequestedSampling, Role, TextPart, Tool, ToolCall
-from polar.dialects.bodies import decode, decode_field, shortened
+from polar.dialects.bodies import NULL, Memory, decode, decode_field, parts_of, shortened
 from polar.dialects.openai_common import image_part
 from polar.errors import InvalidRequest
 
@@ -20,7 +20,6 @@ MAX_STOPS = 16
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _CHOICES = ("auto", "none", "required")
 _ANY_OBJECT = Raw(b'{"type":"object"}')
-_NULL = Raw(b"null")
 
 # Refused, unless it says no more than if it were not there.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -82,14 +81,14 @@ class _Message(Struct):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    function_call: Raw = _NULL
-    audio: Raw = _NULL
+    function_call: Raw = NULL
+    audio: Raw = NULL
 
 
 class _ToolFunction(Struct):
     name: str
     description: str | None = None
-    parameters: Raw = _NULL
+    parameters: Raw = NULL
     strict: bool | None = None
 
 
@@ -108,7 +107,7 @@ class _ToolChoice(Struct):
 
 
 class _JSONSchema(Struct):
-    schema: Raw = _NULL
+    schema: Raw = NULL
 
 
 class _ResponseFormat(Struct):
@@ -121,9 +120,9 @@ class _StreamOptions(Struct):
 
 
 class _Body(Struct):
-    messages: list[_Message]
+    messages: Raw
     model: str = ""
-    tools: list[_Tool] | None = None
+    tools: Raw = NULL
     tool_choice: str | _ToolChoice | None = None
     response_format: _ResponseFormat | None = None
     logprobs: bool | None = None
@@ -139,23 +138,39 @@ class _Body(Struct):
     n: Count | None = None
 
 
-def read(body: bytes) -> ChatRequest:
+class _Spoken(Struct, frozen=True):
+    """A message, and whether it names its speaker."""
+
+    message: Message
+    named: bool
+
+
+class _Offered(Struct, frozen=True):
+    """A tool, and whether its arguments are to be sampled under its schema."""
+
+    tool: Tool
+    strict: bool
+
+
+def read(body: bytes, memory: Memory) -> ChatRequest:
     """The body of `POST …/chat/completions`.
 
     Raises:
         InvalidRequest: malformed, or it asks for what is refused by name.
     """
-    fields, wire = decode(body, _Body)
+    fields, wire = decode(body, _Body, ("messages", "tools"))
     extra = {name: raw.copy() for name, raw in fields.items() if name not in _Body.__struct_fields__}
     for name in _asked(extra, _REFUSED):
         raise InvalidRequest(f"{name}: {shortened(_value(name, extra[name]))} is not served by this gateway; leave the field out")
-    if not wire.messages:
+    spoken = memory.each(b"chat message", decode_field("messages", fields["messages"], list[Raw]), _spoken)
+    if not spoken:
         raise InvalidRequest("messages: expected at least one message")
-    tools = tuple(_tool(index, tool) for index, tool in enumerate(wire.tools or ()))
+    offered = memory.each(b"chat tool", parts_of("tools", fields.get("tools", NULL)), _offered)
+    tools = tuple([each.tool for each in offered])
     choice = _tool_choice(wire.tool_choice, tools)
     return ChatRequest(
         model=wire.model,
-        messages=tuple(_message(f"messages[{index}]", message) for index, message in enumerate(wire.messages)),
+        messages=tuple([each.message for each in spoken]),
         tools=() if choice == "none" else tools,
         sampling=_sampling(wire),
         stream=bool(wire.stream),
@@ -163,7 +178,7 @@ def read(body: bytes) -> ChatRequest:
         tool_choice=choice,
         json_schema=_json_schema(wire.response_format),
         logprobs=bool(wire.logprobs),
-        unserved=tuple(_unserved(wire, extra)),
+        unserved=tuple(_unserved(spoken, offered, extra)),
         extra=extra,
     )
 
@@ -191,21 +206,32 @@ def _value(name: str, raw: Raw) -> object:
     return decode_field(name, raw, object)
 
 
-def _unserved(wire: _Body, extra: dict[str, Raw]) -> Iterator[str]:
+def _unserved(spoken: list[_Spoken], offered: list[_Offered], extra: dict[str, Raw]) -> Iterator[str]:
     yield from _asked(extra, _UNSERVED)
-    if any(message.name for message in wire.messages):
+    if True in [each.named for each in spoken]:
         yield "name"
-    if any(tool.function.strict for tool in wire.tools or () if tool.function):
+    if any(each.strict for each in offered):
         yield "strict"
+
+
+def _spoken(index: int, raw: Raw) -> _Spoken:
+    place = f"messages[{index}]"
+    wire = decode_field(place, raw, _Message)
+    return _Spoken(_message(place, wire), bool(wire.name))
+
+
+def _offered(index: int, raw: Raw) -> _Offered:
+    tool = decode_field(f"tools[{index}]", raw, _Tool)
+    return _Offered(_tool(index, tool), bool(tool.function and tool.function.strict))
 
 
 def _message(place: str, wire: _Message) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
         raise InvalidRequest(f"{place}.role: expected one of {', '.join(_ROLES)}, got {shortened(wire.role)}")
-    if wire.function_call != _NULL:
+    if wire.function_call != NULL:
         raise InvalidRequest(f"{place}.function_call is not served; use tool_calls")
-    if wire.audio != _NULL:
+    if wire.audio != NULL:
         raise InvalidRequest(f"{place}.audio is not served; the policy reads no audio")
     calls = tuple(ToolCall(call.id or "", call.function.name, call.function.arguments or "") for call in wire.tool_calls or ())
     reasoning = wire.reasoning_content or wire.reasoning or ""
@@ -235,7 +261,7 @@ def _tool(index: int, tool: _Tool) -> Tool:
             f"tools[{index}]: a tool of type {shortened(tool.type)} is not served; expected 'function' with a function"
         )
     parameters = tool.function.parameters
-    schema = Raw(b"{}") if parameters == _NULL else _object(f"tools[{index}].function.parameters", parameters)
+    schema = Raw(b"{}") if parameters == NULL else _object(f"tools[{index}].function.parameters", parameters)
     return Tool(tool.function.name, tool.function.description or "", schema)
 
 

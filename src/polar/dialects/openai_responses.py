@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from polar.chat import ChatRequest, Message, Reply, RequestedSampling, TextPart, Tool
-from polar.dialects.bodies import decode, decode_field, shortened
+from polar.dialects.bodies import Memory, decode, decode_field, shortened
 from polar.dialects.openai_common import error_body, models_body, status
 from polar.dialects.openai_responses_config import Dropped, ReasoningConfig, TextConfig
 from polar.dialects.openai_responses_events import ResponseEvents
@@ -43,7 +43,7 @@ Limit = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 class _Body(Struct):
     """What is read. `instructions` are kept raw as well: they hold for one request only, so that a later one leaves them out."""
 
-    input: str | list[Raw]
+    input: Raw
     model: str | None = None
     tools: list[Raw] | None = None
     tool_choice: WireChoice = None
@@ -77,15 +77,15 @@ class OpenAIResponses:
     def claims(self, target: Target) -> bool:
         return target.path.startswith(("/v1/responses", "/responses"))
 
-    def parse(self, target: Target, body: bytes) -> ChatRequest:
-        fields, wire = decode(body, _Body)
+    def parse(self, target: Target, body: bytes, memory: Memory | None = None) -> ChatRequest:
+        fields, wire = decode(body, _Body, ("input",))
         extra = {name: raw.copy() for name, raw in fields.items() if name not in _CONSUMED}
         if not wire.instructions:
             extra.pop("instructions", None)
         for name in _asked(extra, _REFUSED):
             raise InvalidRequest(f"{name} is not served by this gateway; leave the field out")
         dropped = Dropped()
-        items = _items(wire, dropped)
+        items = _items(wire, dropped, memory or Memory(), fields["input"])
         tools = _tools(wire, items, dropped)
         choice = read_choice(wire.tool_choice, tools, dropped)
         if wire.reasoning:
@@ -131,16 +131,18 @@ def _value(name: str, raw: Raw) -> object:
     return decode_field(name, raw, object)
 
 
-def _items(wire: _Body, dropped: Dropped) -> InputItems:
+def _items(wire: _Body, dropped: Dropped, memory: Memory, said: Raw) -> InputItems:
     schema = wire.text.json_schema(dropped) if wire.text else None
     items = InputItems(dropped, schema, follows=wire.previous_response_id is not None)
-    if not isinstance(wire.input, str):
-        items.read(wire.input)
+    if bytes(said).startswith(b'"'):
+        items.text(decode_field("input", said, str))
+    else:
+        items.read(decode_field("input", said, list[Raw]), memory)
     return items
 
 
 def _messages(wire: _Body, items: InputItems) -> tuple[Message, ...]:
-    said = (Message("user", (TextPart(wire.input),)),) if isinstance(wire.input, str) else items.messages
+    said = items.messages
     system = (Message("system", (TextPart(wire.instructions),)),) if wire.instructions else ()
     if not said and not system:
         raise InvalidRequest("input: expected at least one message")

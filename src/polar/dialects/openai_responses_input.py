@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Raw, Struct
 
 from polar.chat import Message, Part, Role, TextPart, Tool, ToolCall
-from polar.dialects.bodies import decode_field, shortened
+from polar.dialects.bodies import Memory, decode_field, shortened
 from polar.dialects.openai_common import image_part
 from polar.dialects.openai_responses_config import Dropped, ReasoningConfig, TextConfig
 from polar.dialects.openai_responses_tools import custom_arguments, flat_name, read_tools
@@ -81,7 +81,7 @@ class _Configuration(Struct):
     reasoning: ReasoningConfig | None = None
 
 
-class _Said(Struct):
+class _Said(Struct, frozen=True):
     """One assistant-side item. `identifiers` are all that it carries, the most telling first."""
 
     identifiers: tuple[str | None, ...]
@@ -97,6 +97,13 @@ class _Said(Struct):
     def reply(self) -> tuple[str, int] | None:
         """The call and choice that made it, if it says so."""
         return parse_minted(self.minted[0]) if self.minted else None
+
+
+class _Item(Struct, frozen=True):
+    """An item as far as it can be read alone: what it says, a configuration as its JSON; and names of what is dropped."""
+
+    what: _Said | Message | _Reference | Raw | None
+    dropped: tuple[str, ...]
 
 
 class _Turn:
@@ -153,62 +160,32 @@ class InputItems:
     def messages(self) -> tuple[Message, ...]:
         return (*self._messages, *(self._turn.messages() if self._turn else ()))
 
-    def read(self, items: Sequence[Raw]) -> None:
+    def text(self, text: str) -> None:
+        """Input that is bare text, of the user."""
+        self._append(Message("user", (TextPart(text),)))
+
+    def read(self, items: Sequence[Raw], memory: Memory) -> None:
         """
         Raises:
             InvalidRequest: an item that cannot be read, or one that is refused by name.
         """
-        for index, raw in enumerate(items):
-            self._item(f"input[{index}]", raw)
+        for index, item in enumerate(memory.each(b"responses item", items, _item)):
+            for name in item.dropped:
+                self._dropped.add(name)
+            self._take(f"input[{index}]", item)
 
-    def _item(self, place: str, raw: Raw) -> None:
-        kind = decode_field(place, raw, _Kind)
-        match kind.type or ("message" if kind.role is not None else None):
-            case "message":
-                self._message(place, decode_field(place, raw, _Message))
-            case "reasoning":
-                self._say(self._reasoned(decode_field(place, raw, _Reasoning)))
-            case "function_call":
-                call = decode_field(place, raw, _FunctionCall)
-                self._call(call, call.arguments)
-            case "custom_tool_call":
-                custom = decode_field(place, raw, _CustomCall)
-                self._call(custom, custom_arguments(custom.input, custom.id))
-            case "function_call_output" | "custom_tool_call_output":
-                self._output(place, decode_field(place, raw, _Output))
-            case "item_reference":
-                self._reference(place, decode_field(place, raw, _Reference))
-            case "additional_tools" | "configuration_update":
-                self._configure(place, decode_field(place, raw, _Configuration))
-            case None:
-                raise InvalidRequest(f"{place}: expected an item with a `type`, or a message with a `role`")
-            case unknown:
-                self._dropped.add(f"input:{unknown}")
-
-    def _message(self, place: str, wire: _Message) -> None:
-        role = _ROLES.get(wire.role)
-        if role is None:
-            raise InvalidRequest(f"{place}.role: expected one of {', '.join(_ROLES)}, got {shortened(wire.role)}")
-        content = self._content(f"{place}.content", wire.content)
-        if role == "assistant":
-            self._say(_Said((wire.id,), content=tuple(part for part in content if part.text)))
-        else:
-            self._append(Message(role, content))
-
-    def _reasoned(self, wire: _Reasoning) -> _Said:
-        texts = [part.text for part in (*(wire.summary or ()), *(wire.content or ())) if part.text]
-        return _Said((wire.encrypted_content, wire.id), reasoning=_PARAGRAPH.join(texts))
-
-    def _call(self, wire: _FunctionCall | _CustomCall, arguments: str) -> None:
-        call = ToolCall(wire.call_id, flat_name(wire.name, wire.namespace), arguments)
-        self._say(_Said((wire.call_id, wire.id), call=call))
-
-    def _output(self, place: str, wire: _Output) -> None:
-        message = Message("tool", self._content(f"{place}.output", wire.output), tool_call_id=wire.call_id or "")
-        if self._turn:
-            self._turn.outputs.append(message)
-        else:
-            self._append(message)
+    def _take(self, place: str, item: _Item) -> None:
+        match item.what:
+            case _Said() as said:
+                self._say(said)
+            case Message(role="tool") as output if self._turn:
+                self._turn.outputs.append(output)
+            case Message() as message:
+                self._append(message)
+            case _Reference() as reference:
+                self._reference(place, reference)
+            case Raw() as configuration:
+                self._configure(place, decode_field(place, configuration, _Configuration))
 
     def _reference(self, place: str, wire: _Reference) -> None:
         if not (self._follows and parse_minted(wire.id)):
@@ -222,20 +199,6 @@ class InputItems:
             self.json_schema = wire.text.json_schema(self._dropped)
         if wire.reasoning is not None:
             wire.reasoning.drop(self._dropped)
-
-    def _content(self, place: str, wire: Content) -> tuple[Part, ...]:
-        if isinstance(wire, str):
-            return (TextPart(wire),) if wire else ()
-        parts = [self._part(f"{place}[{index}]", part) for index, part in enumerate(wire or ())]
-        return tuple(part for part in parts if part is not None)
-
-    def _part(self, place: str, wire: _Part) -> Part | None:
-        if wire.type in ("input_text", "output_text", "text", "refusal"):
-            return TextPart(wire.text or wire.refusal or "")
-        if wire.type == "input_image" and wire.image_url is not None:
-            return image_part(f"{place}.image_url", wire.image_url)
-        self._dropped.add(f"part:{wire.type}")
-        return None
 
     def _say(self, said: _Said) -> None:
         if self._turn is None or not self._turn.takes(said):
@@ -251,3 +214,71 @@ class InputItems:
         if self._turn:
             self._messages += self._turn.messages()
             self._turn = None
+
+
+def _item(index: int, raw: Raw) -> _Item:
+    dropped = Dropped()
+    return _Item(_what(f"input[{index}]", raw, dropped), dropped.names)
+
+
+def _what(place: str, raw: Raw, dropped: Dropped) -> _Said | Message | _Reference | Raw | None:
+    kind = decode_field(place, raw, _Kind)
+    match kind.type or ("message" if kind.role is not None else None):
+        case "message":
+            return _message(place, decode_field(place, raw, _Message), dropped)
+        case "reasoning":
+            return _reasoned(decode_field(place, raw, _Reasoning))
+        case "function_call":
+            call = decode_field(place, raw, _FunctionCall)
+            return _called(call, call.arguments)
+        case "custom_tool_call":
+            custom = decode_field(place, raw, _CustomCall)
+            return _called(custom, custom_arguments(custom.input, custom.id))
+        case "function_call_output" | "custom_tool_call_output":
+            wire = decode_field(place, raw, _Output)
+            return Message("tool", _content(f"{place}.output", wire.output, dropped), tool_call_id=wire.call_id or "")
+        case "item_reference":
+            return decode_field(place, raw, _Reference)
+        case "additional_tools" | "configuration_update":
+            return raw.copy()
+        case None:
+            raise InvalidRequest(f"{place}: expected an item with a `type`, or a message with a `role`")
+        case unknown:
+            dropped.add(f"input:{unknown}")
+            return None
+
+
+def _message(place: str, wire: _Message, dropped: Dropped) -> _Said | Message:
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise InvalidRequest(f"{place}.role: expected one of {', '.join(_ROLES)}, got {shortened(wire.role)}")
+    content = _content(f"{place}.content", wire.content, dropped)
+    if role == "assistant":
+        return _Said((wire.id,), content=tuple(part for part in content if part.text))
+    return Message(role, content)
+
+
+def _reasoned(wire: _Reasoning) -> _Said:
+    texts = [part.text for part in (*(wire.summary or ()), *(wire.content or ())) if part.text]
+    return _Said((wire.encrypted_content, wire.id), reasoning=_PARAGRAPH.join(texts))
+
+
+def _called(wire: _FunctionCall | _CustomCall, arguments: str) -> _Said:
+    call = ToolCall(wire.call_id, flat_name(wire.name, wire.namespace), arguments)
+    return _Said((wire.call_id, wire.id), call=call)
+
+
+def _content(place: str, wire: Content, dropped: Dropped) -> tuple[Part, ...]:
+    if isinstance(wire, str):
+        return (TextPart(wire),) if wire else ()
+    parts = [_part(f"{place}[{index}]", part, dropped) for index, part in enumerate(wire or ())]
+    return tuple(part for part in parts if part is not None)
+
+
+def _part(place: str, wire: _Part, dropped: Dropped) -> Part | None:
+    if wire.type in ("input_text", "output_text", "text", "refusal"):
+        return TextPart(wire.text or wire.refusal or "")
+    if wire.type == "input_image" and wire.image_url is not None:
+        return image_part(f"{place}.image_url", wire.image_url)
+    dropped.add(f"part:{wire.type}")
+    return None

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from polar.chat import ChatRequest, Delta, Reply
+from polar.dialects.bodies import Memory
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -93,8 +94,8 @@ class Dialect(Protocol):
         """Whether a request for a route that nobody serves seems to speak this dialect: it is answered in its shape."""
         ...
 
-    def parse(self, target: Target, body: bytes) -> ChatRequest:
-        """The body of a `generate` or `count_tokens` request as pivot.
+    def parse(self, target: Target, body: bytes, memory: Memory | None = None) -> ChatRequest:
+        """The body of a `generate` or `count_tokens` request as pivot; with a `memory`, what is known is not read again.
 
         Raises:
             InvalidRequest: malformed, or it asks for what is refused by name.

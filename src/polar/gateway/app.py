@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 from msgspec.structs import replace
 
 from polar.chat import ChatRequest, Delta, ReasoningDelta, Reply, TextDelta
+from polar.dialects.bodies import Memory
 from polar.dialects.protocol import JSON, Dialect, EventWriter, Fault, FaultKind, ModelCard, Route, Target
 from polar.errors import (
     ContextLengthExceeded,
@@ -24,12 +25,15 @@ from polar.errors import (
     UnknownKey,
     UnknownRoute,
 )
-from polar.gateway.calls import Arrival, Backend, CallRun
+from polar.gateway.backend import Backend
+from polar.gateway.calls import CallRun
+from polar.gateway.counting import count
+from polar.gateway.drafts import Arrival
 from polar.gateway.previous import follow
 from polar.gateway.replies import reply_of
 from polar.gateway.retries import request_hash
 from polar.gateway.sessions import LiveSession, Sessions
-from polar.gateway.terms import addressed
+from polar.gateway.terms import Addresses, unseen
 from polar.tokens.normalisers import normalise
 from polar.tokens.records import Call
 
@@ -109,6 +113,8 @@ class GatewayApp:
         self._sessions = sessions
         self._backend = backend
         self._dialects = dialects
+        self._memory = Memory()
+        self._addresses = Addresses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -139,7 +145,7 @@ class GatewayApp:
             session.note_unknown(asked)
             raise UnknownRoute(f"{asked} is not served here")
         if route.kind == "models":
-            await connection.respond(200, dialect.models(route, [self._card(route.model)]))
+            await connection.respond(200, dialect.models(route, self._cards(route.model)))
             return
         if self._sessions.closing:
             raise EngineError("the gateway is shutting down")
@@ -148,15 +154,15 @@ class GatewayApp:
         else:
             await self._generate(connection, dialect, session, target)
 
-    def _card(self, model: str) -> ModelCard:
-        """Harnesses may ask for any model: the policy answers."""
-        info = self._backend.info
-        return ModelCard(model or info.model, info.max_model_len, STARTED)
+    def _cards(self, model: str) -> list[ModelCard]:
+        """Who answers to a name (any but a route's is the policy's); for "" all that there are, the policy first."""
+        names = [model] if model else [self._backend.policy.info.model, *self._backend.routes]
+        return [ModelCard(name, self._backend.served(name).info.max_model_len, STARTED) for name in names]
 
     async def _count(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
         """Tokens that this request would send to the engine; nothing is recorded."""
         request = await self._read(dialect, target, await connection.body(), session)
-        tokens = await session.count(request)
+        tokens = await count(request, session.history, self._backend.served(request.model))
         await connection.respond(200, dialect.token_count(tokens))
 
     async def _generate(self, connection: Connection, dialect: Dialect, session: LiveSession, target: Target) -> None:
@@ -169,25 +175,23 @@ class GatewayApp:
             session.refused, session.refused_last = str(error), True
             raise
         headers = {name: connection.headers[name] for name in KEPT_HEADERS if name in connection.headers}
-        del body  # a call may take minutes
-        addresses = addressed(request)
-        digests = tuple(digest for digest, _ in addresses)
-        unseen = {digest: content for digest, content in addresses if digest not in session.stored_bodies}
-        del addresses
+        digests = self._addresses.of(request)
         asked = request_hash(dialect.name, target, request, digests)
-        arrival = Arrival(request, digests, unseen, dialect.name, asked, headers, received)
+        news = unseen(request, digests, session.stored_bodies)
+        arrival = Arrival(request, digests, news, dialect.name, asked, headers, received)
+        del body, request  # a call may take minutes
         if (unsent := session.unsent(asked)) is not None:
             await unsent.done()
         if (call := session.undelivered(asked)) is not None and not session.frozen:
             await self._replay(connection, dialect, session, arrival, call)
-        elif request.stream:
+        elif arrival.request.stream:
             await self._stream(connection, dialect, arrival, self._run(session, arrival))
         else:
             await self._whole(connection, dialect, arrival, self._run(session, arrival))
 
     async def _read(self, dialect: Dialect, target: Target, body: bytes, session: LiveSession) -> ChatRequest:
         """The request, normalised."""
-        request = await follow(dialect.parse(target, body), dialect.name, session, self._backend.capture)
+        request = await follow(dialect.parse(target, body, self._memory), dialect.name, session, self._backend.capture)
         return bounded(normalise(request, session.stored.profile.normalisers))
 
     def _run(self, session: LiveSession, arrival: Arrival) -> CallRun:
@@ -195,6 +199,7 @@ class GatewayApp:
         run = session.abandoned(arrival.request_hash)
         if run is not None and not arrival.request.stream:
             run.join()
+            arrival.forget()
             return run
         run = CallRun(session, self._backend, arrival, session.admit(), session.superseded(arrival.request_hash))
         run.start()
@@ -219,7 +224,7 @@ class GatewayApp:
 
     async def _stream(self, connection: Connection, dialect: Dialect, arrival: Arrival, run: CallRun) -> None:
         """Send deltas as they come, and what can be acted on once it is committed."""
-        writer = dialect.events(arrival.request, run.call_id, int(arrival.received))
+        writer = dialect.events(arrival.form, run.call_id, int(arrival.received))
         run.session.delivering.add(run.call_id)
         watcher = asyncio.create_task(_watch(connection, run))
         try:

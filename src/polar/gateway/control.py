@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from polar.errors import PolarError, UnknownKey, UsageError
-from polar.specs import BuilderName, HarnessProfile, SamplingSpec
+from polar.specs import BuilderName, HarnessProfile, ReasoningHistory, SamplingSpec
 from polar.store.captured import read_captured
 from polar.trajectory.builders import build
 from polar.trajectory.export import trajectory_json
@@ -33,6 +33,7 @@ class _Open(msgspec.Struct, forbid_unknown_fields=True):
     task_id: str = ""
     sampling: SamplingSpec = SamplingSpec()
     profile: HarnessProfile = HarnessProfile()
+    reasoning_history: ReasoningHistory = "as_sampled"
     metadata: dict[str, str] = {}
 
 
@@ -60,7 +61,11 @@ class ControlApp(Starlette):
         except msgspec.DecodeError as error:
             raise UsageError(f"POST /sessions: {error}") from None
         opened = await self._gateway.sessions.open(
-            task_id=wanted.task_id, profile=wanted.profile, sampling=wanted.sampling, metadata=wanted.metadata
+            task_id=wanted.task_id,
+            profile=wanted.profile,
+            sampling=wanted.sampling,
+            reasoning_history=wanted.reasoning_history,
+            metadata=wanted.metadata,
         )
         base = self._gateway.base_url(opened.key)
         urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}

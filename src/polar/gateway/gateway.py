@@ -1,26 +1,29 @@
-"""A gateway that listens: one server, one store, one engine, in the caller's event loop."""
+"""A gateway that listens: one server, one store, one policy, in the caller's event loop."""
 
 import asyncio
 import contextlib
+import gc
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from polar.dialects import DIALECTS
-from polar.engines.protocol import Engine, EngineInfo
+from polar.engines.protocol import EngineInfo
+from polar.engines.served import Served
 from polar.errors import UsageError
 from polar.gateway.app import GatewayApp, Receive, Scope, Send
-from polar.gateway.calls import Backend
+from polar.gateway.backend import Backend
 from polar.gateway.control import ControlApp
 from polar.gateway.sessions import Sessions
 from polar.store.capture import CaptureReader, CaptureStore
-from polar.tokens.rendering import Renderer
 
 CORKED_BYTES = 65536
+YOUNG_OBJECTS = 20_000  # that are made before a collection; Python's own limit is 700
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -44,10 +47,10 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    engine: Engine,
-    renderer: Renderer,
+    policy: Served,
     capture: Path,
     *,
+    routes: Mapping[str, Served] = MappingProxyType({}),
     host: str = "127.0.0.1",
     port: int = 0,
     control_key: str = "",
@@ -55,32 +58,59 @@ async def gateway(
     """Serve model calls until the block ends; then abort what is being generated, record it, and close the store.
 
     Args:
+        policy: what answers the calls, unless a route says otherwise.
         capture: the capture file; sessions of an earlier process that it holds go on.
+        routes: other models, by the names that harnesses ask for; their calls are recorded and never trained.
         port: 0 picks a free one.
         control_key: opens the control routes (`/sessions …`) to who sends it; "" leaves them out.
 
     Raises:
-        UsageError: the address is taken, or is not loopback while there is no control key.
-        EngineError: the engine does not answer.
+        UsageError: the address is taken, or is not loopback while there is no control key; or an engine cannot be asked as
+            it is to be.
         StoreError: the capture file cannot be opened.
     """
     if host not in LOOPBACK and not control_key:
         raise UsageError(f"refusing to listen on {host} without a control key; set one, or listen on 127.0.0.1")
-    info = await engine.info()
+    _check(policy, routes)
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(_listen(host, port)))
         store = CaptureStore.open(capture)
         stack.push_async_callback(store.close)
-        sessions = Sessions(store, renderer, info.model)
+        sessions = Sessions(store, policy.renderer, policy.info.model)
         with contextlib.closing(CaptureReader.open(capture)) as reader:
             restored = sessions.restore(reader)
-        app = GatewayApp(sessions, Backend(engine, info, store, capture), DIALECTS)
+        app = GatewayApp(sessions, Backend(policy, store, capture, routes), DIALECTS)
         address = f"[{host}]" if ":" in host else host
-        running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, info, restored)
+        running = Gateway(f"http://{address}:{listener.getsockname()[1]}", sessions, policy.info, restored)
         control = ControlApp(running, capture, control_key) if control_key else None
         await stack.enter_async_context(_serving(_Router(app, control), listener))
         stack.push_async_callback(_stop_runs, sessions)
+        stack.enter_context(_fewer_collections())
         yield running
+
+
+@contextlib.contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """Histories are many long-lived objects in no cycles, among which Python would search for cycles at every few calls."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _check(policy: Served, routes: Mapping[str, Served]) -> None:
+    if not policy.trains:
+        raise UsageError("the policy is the model that is trained; a model that is not can only have a route")
+    for name, served in routes.items():
+        if served.trains:
+            raise UsageError(f"route {name!r}: there is one policy; what a route names is another model (`trains=False`)")
+    for name, served in {"the policy": policy, **routes}.items():
+        if served.renderer is None and not served.info.chats:
+            raise UsageError(f"{name}: there is no renderer for {served.info.model}, and its engine does not render itself")
+        if served.renderer is not None and not served.info.token_in:
+            raise UsageError(f"{name}: the engine of {served.info.model} takes no ids; leave the renderer out")
 
 
 @contextlib.asynccontextmanager

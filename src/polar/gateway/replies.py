@@ -23,4 +23,9 @@ def _token_logprobs(choice: ChoiceRecord, history: History) -> tuple[TokenLogpro
     if node is None or node.logprobs is None:
         return ()
     pairs = zip(node.ids.tolist(), node.logprobs.tolist(), strict=True)
-    return tuple(TokenLogprob(history.renderer.decode([token]), logprob) for token, logprob in pairs)
+    return tuple(TokenLogprob(_spelled(token, history), logprob) for token, logprob in pairs)
+
+
+def _spelled(token: int, history: History) -> str:
+    """A token's text; in chat mode its number, in vLLM's own form."""
+    return history.renderer.decode([token]) if history.renderer is not None else f"token_id:{token}"

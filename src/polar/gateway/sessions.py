@@ -6,21 +6,22 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from polar.chat import ChatRequest, Message
+from polar.chat import Message
 from polar.errors import SessionFrozen, StoreError, UnknownKey, UsageError
 from polar.gateway.calls import CallRun
+from polar.gateway.commits import commit_late
 from polar.gateway.kinds import Threads
 from polar.ids import new_model_key, new_session_id
-from polar.specs import Finding, HarnessProfile, SamplingSpec
+from polar.specs import Finding, HarnessProfile, ReasoningHistory, SamplingSpec
 from polar.store.capture import CaptureReader, CaptureStore, StoredSession
 from polar.tokens.history import History
-from polar.tokens.lineage import tools_root
-from polar.tokens.records import Call
+from polar.tokens.lineage import system_text, tools_root
+from polar.tokens.records import Call, Node
 from polar.tokens.rendering import Renderer
 
 log = logging.getLogger(__name__)
@@ -114,12 +115,6 @@ class LiveSession:
         self.arrived += 1
         return self.arrived - 1
 
-    async def count(self, request: ChatRequest) -> int:
-        """Tokens of the prompt that `request` would make."""
-        plan = self.history.plan(request.messages, request.tools)
-        ids = await asyncio.to_thread(self.history.render, plan)
-        return len(self.history.tree.path(plan.start)) + len(ids)
-
     def record(self, call: Call) -> None:
         """Take up a call that is stored, or its new state."""
         self.calls[call.call_id] = call
@@ -159,6 +154,7 @@ LONGEST_GRACE = 3600.0  # seconds
 MOST_ROUTES = 50  # unknown routes that are counted by name
 DELIVERY_PATIENCE = 2.0  # seconds
 NO_TOOLS = tools_root(())
+CHAT = "chat"  # stands for a renderer's name where the engine renders
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -175,9 +171,10 @@ class Sessions:
         closing: the gateway is about to end, and takes no more calls.
     """
 
-    def __init__(self, store: CaptureStore, renderer: Renderer, model: str) -> None:
+    def __init__(self, store: CaptureStore, renderer: Renderer | None, model: str) -> None:
         self._store = store
         self._renderer = renderer
+        self._renderer_name = renderer.name if renderer is not None else CHAT
         self._model = model
         self.closing = False
         self._by_key: dict[str, LiveSession] = {}
@@ -187,7 +184,13 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     async def open(
-        self, *, task_id: str, profile: HarnessProfile, sampling: SamplingSpec, metadata: dict[str, str] | None = None
+        self,
+        *,
+        task_id: str,
+        profile: HarnessProfile,
+        sampling: SamplingSpec,
+        reasoning_history: ReasoningHistory = "as_sampled",
+        metadata: dict[str, str] | None = None,
     ) -> Opened:
         """Open a session; it is durable when this returns.
 
@@ -204,12 +207,13 @@ class Sessions:
             profile=profile,
             sampling=sampling,
             model=self._model,
-            renderer=self._renderer.name,
+            renderer=self._renderer_name,
             created=time.time(),
             metadata=metadata or {},
+            reasoning_history=reasoning_history,
         )
         await self._store.open_session(stored)
-        self._add(LiveSession(stored, History(self._renderer, trim=trims(stored.profile))))
+        self._add(LiveSession(stored, self._history(stored)))
         return Opened(stored.session_id, key)
 
     def by_key(self, key: str) -> LiveSession:
@@ -245,29 +249,14 @@ class Sessions:
             await run.done()
         await session.deliveries()
         session.counted = True
-        await self._store_late(session)
+        await commit_late(self._store, session)
         await self._store.freeze(session_id)
         return session
-
-    async def _store_late(self, session: LiveSession) -> None:
-        """Write the failures that could not be written when they happened: nothing comes that would take them along."""
-        if session.unstored:
-            nodes = session.history.take_unsaved()
-            calls = [call for call, _ in session.unstored.values()]
-            bodies = {digest: body for _, messages in session.unstored.values() for digest, body in messages.items()}
-            try:
-                await self._store.commit(session.session_id, nodes, calls, bodies)
-            except BaseException:
-                session.history.give_back(nodes)
-                raise
-            for call in calls:
-                session.record(call)
-            session.unstored.clear()
 
     def forget(self, session_id: str) -> None:
         """Free a frozen session's memory; its key stays known as closed, and the store keeps everything."""
         session = self.by_id(session_id)
-        session.history = History(self._renderer, trim=trims(session.stored.profile))
+        session.history = self._history(session.stored)
         session.calls.clear()
         session.unstored.clear()
         session.stored_bodies.clear()
@@ -281,7 +270,7 @@ class Sessions:
         for stored in reader.sessions():
             try:
                 nodes = () if stored.frozen else reader.nodes(stored.session_id)
-                history = History(self._renderer, nodes, trim=trims(stored.profile))
+                history = self._history(stored, nodes)
             except ValueError as error:
                 raise StoreError(f"the token tree of session {stored.session_id} is damaged: {error}") from error
             session = LiveSession(stored, history, frozen=stored.frozen)
@@ -291,7 +280,7 @@ class Sessions:
         return sum(not session.frozen for session in self)
 
     def _replay(self, session: LiveSession, reader: CaptureReader) -> None:
-        had, has = (session.stored.model, session.stored.renderer), (self._model, self._renderer.name)
+        had, has = (session.stored.model, session.stored.renderer), (self._model, self._renderer_name)
         if had != has:
             raise StoreError(
                 f"session {session.session_id} is open with model {had[0]!r} and renderer {had[1]!r}, and now they would be "
@@ -305,8 +294,12 @@ class Sessions:
                 messages = [msgspec.json.decode(bodies[digest], type=Message) for digest in call.message_hashes]
                 session.threads.note_asked(call.kind, messages, has_tools=call.tools_hash != NO_TOOLS)
                 if call.status == "ok":
-                    session.history.answered(call, messages)
+                    session.history.answered(call, system_text(messages))
                     session.threads.note_answered(call)
+
+    def _history(self, stored: StoredSession, nodes: Iterable[Node] = ()) -> History:
+        as_sent = stored.reasoning_history == "as_sent"
+        return History(self._renderer, nodes, trim=trims(stored.profile), as_sent=as_sent)
 
     def _add(self, session: LiveSession) -> None:
         self._by_key[session.stored.key_hash] = session
@@ -337,11 +330,20 @@ def check_sampling(sampling: SamplingSpec) -> None:
         "temperature": (sampling.temperature >= 0, "0 or more"),
         "top_p": (0 < sampling.top_p <= 1, "more than 0, and 1 at most"),
         "top_k": (sampling.top_k >= 0, "0 (off) or more"),
+        "regex": (_compiles(sampling.regex), "a regular expression"),
         "max_tokens": (sampling.max_tokens is None or sampling.max_tokens >= 1, "1 or more"),
     }
     for name, (good, expected) in bounds.items():
         if not good:
             raise UsageError(f"sampling.{name}: expected {expected}, got {getattr(sampling, name)}")
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def trims(profile: HarnessProfile) -> bool:

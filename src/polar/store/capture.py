@@ -15,16 +15,19 @@ import msgspec
 from msgspec import Struct
 
 from polar.errors import StoreError, UsageError
-from polar.specs import HarnessProfile, SamplingSpec
+from polar.specs import NO_EXTRAS, HarnessProfile, ReasoningHistory, SamplingSpec
 from polar.store.rows import (
+    ExtraRow,
     NodeRow,
     Tips,
     encode_body,
+    encode_extras,
     encode_numbers,
     encode_settings,
     message_lists,
     node_row,
     to_call,
+    to_extras,
     to_node,
 )
 from polar.store.sqlite import Reader, Schema, Writer
@@ -63,9 +66,19 @@ _SCHEMA = Schema(
             UNIQUE (session, call_id), UNIQUE (session, ordinal)
         ) STRICT;
         """,
+        # Besides, calls.body has another form: hashes are bytes; choices and timings have no names.
+        """
+        CREATE TABLE extras (
+            session INTEGER NOT NULL, node_id INTEGER NOT NULL,
+            name TEXT NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL, body BLOB NOT NULL,
+            UNIQUE (session, node_id, name), FOREIGN KEY (session, node_id) REFERENCES nodes (session, node_id)
+        ) STRICT;
+        """,
     ),
+    oldest=2,  # no SQL turns the one form of a call's body into the other
 )
 _NODE_COLUMNS = 'node_id, parent, "offset", kind, call_id, choice, ids, logprobs, versions'
+_EXTRA_COLUMNS = "node_id, name, dtype, shape, body"
 _CALL_COLUMNS = "call, call_id, ordinal, kind, status, delivered, settings.body, calls.body"
 
 
@@ -88,6 +101,7 @@ class StoredSession(Struct, frozen=True):
     created: float
     frozen: bool = False
     metadata: dict[str, str] = {}
+    reasoning_history: ReasoningHistory = "as_sampled"
 
 
 _session = msgspec.msgpack.Decoder(StoredSession).decode
@@ -113,7 +127,7 @@ class CaptureStore:
         """Open or create a capture file.
 
         Raises:
-            StoreError: another process writes it, it is not a capture file, damaged, of a newer schema, or not writable.
+            StoreError: another process writes it, it is not a capture file, damaged, of another schema, or not writable.
         """
         return cls(path)
 
@@ -142,6 +156,7 @@ class CaptureStore:
                 taken, or a message that is neither given nor stored. Nothing of this commit is written then.
         """
         node_rows = [node_row(node) for node in nodes]
+        extra_rows = [row for node in nodes if node.extras for row in encode_extras(node)]
         call_rows = [(call, *encode_settings(call), encode_body(call)) for call in calls]
         message_rows = list(messages.items())
         notes = self._take_notes()
@@ -151,6 +166,8 @@ class CaptureStore:
             connection.executemany("INSERT OR IGNORE INTO messages (hash, body) VALUES (?, ?)", message_rows)
             for row in node_rows:
                 _put_node(connection, session, session_id, row)
+            for extra in extra_rows:
+                _put_extra(connection, session, session_id, extra)
             for call, digest, settings, body in call_rows:
                 connection.execute("INSERT OR IGNORE INTO settings (digest, body) VALUES (?, ?)", (digest, settings))
                 self._put_call(connection, session, session_id, call, digest, body)
@@ -275,6 +292,15 @@ def _put_node(connection: Connection, session: int, session_id: str, row: NodeRo
         raise StoreError(f"node {row[0]} of session {session_id} is stored with other content; nodes never change")
 
 
+def _put_extra(connection: Connection, session: int, session_id: str, row: ExtraRow) -> None:
+    sql = f"INSERT INTO extras (session, {_EXTRA_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    if connection.execute(sql, (session, *row)).rowcount:
+        return
+    stored = f"SELECT {_EXTRA_COLUMNS} FROM extras WHERE session = ? AND node_id = ? AND name = ?"
+    if connection.execute(stored, (session, *row[:2])).fetchone() != row:
+        raise StoreError(f"{row[1]} of node {row[0]} of session {session_id} is stored with other content; nodes never change")
+
+
 def _message_number(connection: Connection, call: Call, value: str) -> int:
     row: tuple[int] | None = connection.execute("SELECT message FROM messages WHERE hash = ?", (value,)).fetchone()
     if row is None:
@@ -338,7 +364,9 @@ class CaptureReader:
         """The nodes of a session by id, their arrays read-only. Read after `calls`, they hold every node that a call names."""
         sql = f"SELECT {_NODE_COLUMNS} FROM nodes WHERE session = ? ORDER BY node_id"
         with self._reader.snapshot() as connection:
-            return [to_node(*row) for row in connection.execute(sql, (self._number(connection, session_id),))]
+            session = self._number(connection, session_id)
+            extras = to_extras(connection.execute(f"SELECT {_EXTRA_COLUMNS} FROM extras WHERE session = ?", (session,)))
+            return [to_node(*row, extras=extras.get(row[0], NO_EXTRAS)) for row in connection.execute(sql, (session,))]
 
     def messages(self, hashes: Iterable[str]) -> dict[str, bytes]:
         """hash → bytes. `StoreError` naming a hash that is not stored."""

@@ -7,9 +7,11 @@ import msgspec
 
 from polar.chat import Message, Tool
 from polar.errors import StoreError
-from polar.specs import BuilderName, SessionResult, Trajectory
+from polar.specs import BuilderName, SessionResult, TrainingPolicy, Trajectory
 from polar.store.capture import CaptureReader
 from polar.trajectory.builders import Captured, build
+from polar.trajectory.exclusion import PLAIN
+from polar.trajectory.forest import Forest, forest
 
 
 def read_captured(path: Path, session_id: str) -> Captured:
@@ -44,17 +46,36 @@ def captured(reader: CaptureReader, session_id: str) -> Captured:
         raise StoreError(f"a message of session {session_id} cannot be decoded: {error}") from None
 
 
-def trajectory(reader: CaptureReader, result: SessionResult, builder: BuilderName) -> Trajectory:
+def trajectory(reader: CaptureReader, result: SessionResult, builder: BuilderName, policy: TrainingPolicy = PLAIN) -> Trajectory:
     """The traces of a finished session.
 
     Raises:
         CaptureError: its tokens cannot be trusted.
-        StoreError: as `read_captured`.
+        StoreError: as `read_captured`, or calls are missing that it ended with.
     """
     return build(
-        captured(reader, result.session_id),
+        _whole(reader, result),
         builder=builder,
         status=result.status,
         reward=result.reward,
         findings=result.own_findings,
+        policy=policy,
     )
+
+
+def trained_forest(reader: CaptureReader, result: SessionResult, policy: TrainingPolicy = PLAIN) -> Forest:
+    """The trainable tree of a finished session.
+
+    Raises:
+        As `trajectory`.
+    """
+    return forest(_whole(reader, result), reward=result.reward, policy=policy)
+
+
+def _whole(reader: CaptureReader, result: SessionResult) -> Captured:
+    """What is stored of a session. Nothing in it tells that its last calls are gone, so the result is asked."""
+    found = captured(reader, result.session_id)
+    if len(found.calls) != result.calls:
+        said = f"session {result.session_id} ended with {result.calls} calls, and {len(found.calls)} are stored"
+        raise StoreError(f"{said}; `polar audit` says what else is damaged")
+    return found

@@ -1,23 +1,29 @@
 """How calls and nodes look in a capture file.
 
 What is the same in most calls of a session is stored once: settings by content, and the list of messages as what it adds to
-an earlier call's list. Otherwise the records of a long session would outweigh its tokens.
+an earlier call's list; hashes are bytes, and fields have no names. Otherwise the records of a long session would outweigh its
+tokens.
 """
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 import xxhash
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
+from numpy.typing import NDArray
 
-from polar.chat import RequestedSampling
-from polar.specs import CallKind, Finding, VersionSpan
-from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Node, NodeKind, Position
+from polar.chat import FinishReason, Message, RequestedSampling
+from polar.specs import NO_EXTRAS, CallKind, Extras, Finding, VersionSpan
+from polar.tokens.lineage import shared
+from polar.tokens.records import Call, CallStatus, CallTimings, ChoiceRecord, Node, NodeKind, Position, Untrained
 
 _MAX_TIPS = 8  # conversations of one session that go on side by side: the agent, and its sub-agents
 
 NodeRow = tuple[int, int, int, str, str, int, bytes, bytes | None, bytes]
+ExtraRow = tuple[int, str, str, str, bytes]
 
 
 class CallSettings(Struct, frozen=True, array_like=True):
@@ -33,29 +39,39 @@ class CallSettings(Struct, frozen=True, array_like=True):
     extra: dict[str, bytes]
 
 
+class _Choice(Struct, frozen=True, array_like=True):
+    """`ChoiceRecord` without the names of its fields."""
+
+    node: int | None
+    finish_reason: FinishReason | Literal["abort"]
+    message: Message
+    stop_sequence: str
+
+
 class CallBody(Struct, frozen=True, array_like=True):
     """What is a call's own, beside its columns. New fields go last, with a default."""
 
     prompt: tuple[int, int]
     prompt_tokens: int
-    prompt_hash: str
-    request_hash: str
-    chain: str
+    prompt_hash: bytes
+    request_hash: bytes
+    chain: bytes
     sampled: int
-    choices: tuple[ChoiceRecord, ...]
+    choices: tuple[_Choice, ...]
     resolved: dict[str, float]
     parent_call: str
     fork_reason: str
     replaces: str
     stream: bool
     findings: tuple[Finding, ...]
-    timings: CallTimings
+    timings: tuple[float, float, float, float, float]
     error: str
     derived_from: str = ""
     tail: int = 0
     constrained: bool = False
     normalisers: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
+    untrained: Untrained = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,24 +98,25 @@ def encode_body(call: Call) -> bytes:
         CallBody(
             prompt=(call.prompt.node, call.prompt.offset),
             prompt_tokens=call.prompt_tokens,
-            prompt_hash=call.prompt_hash,
-            request_hash=call.request_hash,
-            chain=call.chain,
+            prompt_hash=bytes.fromhex(call.prompt_hash),
+            request_hash=bytes.fromhex(call.request_hash),
+            chain=bytes.fromhex(call.chain),
             sampled=call.sampled,
-            choices=call.choices,
+            choices=tuple(_Choice(*structs.astuple(choice)) for choice in call.choices),
             resolved=call.resolved,
             parent_call=call.parent_call,
             fork_reason=call.fork_reason,
             replaces=call.replaces,
             stream=call.stream,
             findings=call.findings,
-            timings=call.timings,
+            timings=structs.astuple(call.timings),
             error=call.error,
             derived_from=call.derived_from,
             tail=call.tail,
             constrained=call.constrained,
             normalisers=call.normalisers,
             unserved=call.unserved,
+            untrained=call.untrained,
         )
     )
 
@@ -128,13 +145,13 @@ def to_call(
         status=status,
         prompt=Position(*body.prompt),
         prompt_tokens=body.prompt_tokens,
-        prompt_hash=body.prompt_hash,
-        request_hash=body.request_hash,
-        chain=body.chain,
+        prompt_hash=body.prompt_hash.hex(),
+        request_hash=body.request_hash.hex(),
+        chain=body.chain.hex(),
         sampled=body.sampled,
         message_hashes=message_hashes,
         tools_hash=settings.tools_hash,
-        choices=body.choices,
+        choices=tuple(ChoiceRecord(*structs.astuple(choice)) for choice in body.choices),
         logprobs_mode=settings.logprobs_mode,
         requested=settings.requested,
         resolved=body.resolved,
@@ -146,13 +163,14 @@ def to_call(
         headers=settings.headers,
         extra={name: Raw(raw) for name, raw in settings.extra.items()},
         findings=body.findings,
-        timings=body.timings,
+        timings=CallTimings(*body.timings),
         error=body.error,
         derived_from=body.derived_from,
         tail=body.tail,
         constrained=body.constrained,
         normalisers=body.normalisers,
         unserved=body.unserved,
+        untrained=body.untrained,
     )
 
 
@@ -174,6 +192,8 @@ def to_node(
     ids: bytes,
     logprobs: bytes | None,
     versions: bytes,
+    *,
+    extras: Extras = NO_EXTRAS,
 ) -> Node:
     """The node of a row; its arrays are read-only."""
     return Node(
@@ -185,7 +205,23 @@ def to_node(
         versions=tuple(VersionSpan(*span) for span in _spans(versions)),
         call_id=call_id,
         choice=choice,
+        extras=extras,
     )
+
+
+def encode_extras(node: Node) -> list[ExtraRow]:
+    """The rows of `extras` after `session`, one a name. Arrays are little-endian on every machine."""
+    arrays = {name: np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")) for name, rows in node.extras.items()}
+    return [(node.node_id, name, rows.dtype.str, json.dumps(rows.shape), rows.tobytes()) for name, rows in sorted(arrays.items())]
+
+
+def to_extras(rows: Iterable[ExtraRow]) -> dict[int, dict[str, NDArray[np.generic]]]:
+    """What is stored of tokens besides, by node and name; read-only. `ValueError` for an array that is cut."""
+    extras: dict[int, dict[str, NDArray[np.generic]]] = {}
+    for node_id, name, dtype, shape, body in rows:
+        array: NDArray[np.generic] = np.frombuffer(body, dtype).reshape(json.loads(shape))
+        extras.setdefault(node_id, {})[name] = array
+    return extras
 
 
 def encode_numbers(numbers: Sequence[int]) -> bytes:
@@ -220,9 +256,9 @@ class Tips:
         """(call_no, length) of the known list that shares the longest beginning with `hashes`; (None, 0) without one."""
         best: tuple[int | None, int] = (None, 0)
         for call_no, tip in self._tips.get(session, ()):
-            shared = _shared(tip, hashes)
-            if shared > best[1]:
-                best = (call_no, shared)
+            same = shared(tip, hashes)
+            if same > best[1]:
+                best = (call_no, same)
         return best
 
     def add(self, session: int, call_no: int, hashes: tuple[str, ...]) -> None:
@@ -237,9 +273,3 @@ class Tips:
     def clear(self) -> None:
         """Forget everything: a transaction was undone, and with it calls that were remembered."""
         self._tips.clear()
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    if one == other[: len(one)]:  # the common case, at the speed of C
-        return len(one)
-    return next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

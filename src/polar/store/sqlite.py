@@ -35,11 +35,13 @@ class Schema(Struct, frozen=True):
         noun: what a user calls it.
         application_id: written into the file's header, to tell it from any other SQLite file.
         steps: SQL scripts; step `i` brings a file from version `i` to `i + 1`. Never edited, only appended to.
+        oldest: the first version whose files are taken: before it, blobs had a form that is not read any more.
     """
 
     noun: str
     application_id: int
     steps: tuple[str, ...]
+    oldest: int = 0
 
     @property
     def version(self) -> int:
@@ -162,7 +164,8 @@ class Writer:
             on_rollback: called on the writer's thread when a transaction was undone, to drop what its work remembered.
 
         Raises:
-            StoreError: another process writes it, it is of another kind or a newer schema, damaged, or not writable.
+            StoreError: another process writes it, it is of another kind, of a newer schema or one that is too old, damaged, or
+                not writable.
         """
         lock = _lock(path)
         try:
@@ -311,7 +314,7 @@ def _version(path: Path, connection: Connection, schema: Schema) -> int:
     """Schema version of the file, 0 for a new one.
 
     Raises:
-        StoreError: not a file of this kind, or of a newer schema.
+        StoreError: not a file of this kind, or of a newer schema, or of one that is too old.
     """
     try:
         application_id, version, tables = (_single(connection, sql) for sql in _IDENTITY)
@@ -326,6 +329,11 @@ def _version(path: Path, connection: Connection, schema: Schema) -> int:
     if version > schema.version:
         raise StoreError(
             f"{path} is a {schema.noun} of schema {version}, this Polar knows schema {schema.version}; upgrade Polar to use it"
+        )
+    if tables and version < schema.oldest:
+        raise StoreError(
+            f"{path} is a {schema.noun} of schema {version}, this Polar reads schema {schema.oldest} and later; "
+            "export it with the Polar that wrote it, or start a new run"
         )
     return version
 
