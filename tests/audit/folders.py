@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from polar.engines.renderers import load_renderer
 from polar.engines.scripted import Scripted, ScriptedCall, ScriptedEngine, scripted_server
+from polar.engines.served import served
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import Gateway, gateway
 from polar.rollout.folder import RunFolder
@@ -85,7 +86,7 @@ async def _make_run(folder: RunFolder, model_dir: Path) -> RunFolder:
         client, ledger = VllmEngine(url), Ledger.open(folder.ledger)
         try:
             await _describe(ledger, model_dir, url)
-            async with gateway(client, load_renderer(model_dir), folder.capture) as running:
+            async with gateway(await served(client, load_renderer(model_dir)), folder.capture) as running:
                 for position, (task_id, sample, play, ending) in enumerate(SESSIONS):
                     task = Task(task_id, f"Do {task_id}.", samples=2)
                     await ledger.add_task(task, position)

@@ -16,7 +16,7 @@ from polar.audit.run import RunAudit, audit_run
 from polar.chat import Message, TextPart
 from polar.rollout.folder import RunFolder
 from polar.specs import Accounting, Trace, Trajectory
-from polar.store.capture import CaptureReader
+from polar.store.capture import CaptureReader, StoredSession
 from polar.store.captured import read_captured
 from polar.tokens.rendering import Renderer
 from polar.trajectory.builders import build
@@ -38,6 +38,24 @@ def test_without_the_model_what_needs_no_tokenizer_is_proven(finished: RunFolder
     assert (audit.findings, audit.had_renderer) == ((), False)
     assert audit.unproven == ("T06", "reply")
     assert (audit.checked("T06"), audit.skipped("T06")) == (0, 4)
+
+
+def test_what_something_else_rendered_is_read_without_a_renderer(run: RunFolder, renderer: Renderer) -> None:
+    body = Damage(run).capture("SELECT body FROM sessions WHERE session = ?", WORK)[0][0]
+    other = msgspec.structs.replace(msgspec.msgpack.decode(body, type=StoredSession), renderer="")
+    Damage(run).capture("UPDATE sessions SET body = ? WHERE session = ?", msgspec.msgpack.encode(other), WORK)
+    audit = audit_run(run.ledger, run.capture, renderer)
+    assert (audit.findings, audit.unproven) == ((), ("T06", "reply"))
+    assert audit.skipped("reply") == 1
+
+
+def test_without_a_ledger_what_needs_none_is_proven(finished: RunFolder, renderer: Renderer) -> None:
+    audit = audit_run(None, finished.capture, renderer)
+    assert (audit.findings, audit.had_ledger, audit.unfinished) == ((), False, 0)
+    assert audit.unproven == ("weights", "ledger", "frozen")
+    whole = audit_run(finished.ledger, finished.capture, renderer).accounting
+    assert (audit.accounting.sampled, audit.accounting.trained) == (whole.sampled, 0)
+    assert audit.accounting.excluded["no_reward"] == whole.trained
 
 
 def test_it_counts_what_was_checked(finished: RunFolder, renderer: Renderer) -> None:
@@ -71,6 +89,7 @@ def test_what_a_builder_refuses_is_not_counted(run: RunFolder, renderer: Rendere
     assert set(audit.unproven) == {"path", "mask", "mask_values", "accounting", "weights", "ledger"}
 
 
+FIRST = "(SELECT min(message) FROM messages WHERE CAST(body AS TEXT) LIKE '{%')"  # tools are lists
 OTHER_MESSAGE = msgspec.json.encode(Message("user", (TextPart("Do something else."),)))
 
 
@@ -160,7 +179,11 @@ FAULTS: list[tuple[str, str, Callable[[Damage], object]]] = [
     ("reply", "an id of the last answer", lambda d: d.ids(WORK, d.sampled(WORK), flip(1))),
     ("reply", "what the harness was told", put_words),
     ("tool_call_id", "a tool call's id", rename_a_tool_call),
-    ("message", "what a message says", lambda d: d.capture("UPDATE messages SET body = ? WHERE message = 1", OTHER_MESSAGE)),
+    (
+        "message",
+        "what a message says",
+        lambda d: d.capture(f"UPDATE messages SET body = ? WHERE message = {FIRST}", OTHER_MESSAGE),
+    ),
     ("message", "the fingerprint of a history", lambda d: d.call(WORK, 1, chain=d.body(WORK, 0).chain)),
     ("build", "another temperature within a trace", lambda d: d.call(WORK, 1, resolved=sampling(temperature=0.7))),
     ("build", "tokens that do not add up", lambda d: d.call(CUT, 1, sampled=3)),
@@ -258,6 +281,11 @@ def trained_too_much(trace: Trace) -> Any:
     return mask
 
 
+def unfair(trajectory: Trajectory) -> Trajectory:
+    even = 1 / max(len(trajectory.traces), 1)
+    return replace(trajectory, traces=tuple(replace(trace, weight=even) for trace in trajectory.traces))
+
+
 SPOILT: list[tuple[str, str, Callable[[Trajectory], Trajectory]]] = [
     ("path", "other ids", lambda t: first(t, response_ids=t.traces[0].response_ids[::-1]) if t.traces else t),
     ("mask", "a trace left out", lambda t: replace(t, traces=t.traces[1:])),
@@ -268,6 +296,8 @@ SPOILT: list[tuple[str, str, Callable[[Trajectory], Trajectory]]] = [
     ("mask_values", "other versions", lambda t: first(t, policy_versions=()) if t.traces else t),
     ("accounting", "other sums", lambda t: replace(t, accounting=Accounting(7, 7))),
     ("weights", "a share too much", lambda t: first(t, weight=1.5) if t.traces else t),
+    ("weights", "shares that sum to 1 and are not by tokens", unfair),
+    ("weights", "no number", lambda t: first(t, weight=float("nan")) if t.traces else t),
     ("weights", "another reward", lambda t: first(t, reward=0.5) if t.traces else t),
 ]
 

@@ -12,7 +12,7 @@ from polar.chat import FinishReason
 from polar.errors import CaptureError
 from polar.specs import BuilderName, CallKind, Finding, Trace, Trajectory, VersionSpan
 from polar.tokens.records import Call, CallStatus, Node, Position
-from polar.trajectory.builders import Captured, build
+from polar.trajectory.builders import build
 from tests.tokens.sessions import TOOLS, Answer, Conversation, Session, follow, steps, text_message
 
 BUILDERS: tuple[BuilderName, ...] = ("per_request", "prefix_merging")
@@ -310,32 +310,6 @@ def test_versions_are_joined_over_replies_and_cut_where_weights_changed() -> Non
     assert trace.policy_versions == (VersionSpan(0, 2, 1), VersionSpan(2, 10, 2), VersionSpan(10, 15, 3))
 
 
-def damaged(session: Session, **changes: object) -> Captured:
-    """The session with its last node changed, as a damaged file would give it."""
-    *nodes, last = session.history.tree.nodes
-    fields = {name: getattr(last, name) for name in last.__dataclass_fields__}
-    return Captured(session.calls, [*nodes, Node(**{**fields, **changes})], session.messages, session.tools)
-
-
-@pytest.mark.parametrize(
-    "versions",
-    [(), (VersionSpan(0, 3, 1),), (VersionSpan(1, 4, 1),), (VersionSpan(0, 2, 1), VersionSpan(3, 4, 2)), (VersionSpan(0, 5, 1),)],
-)
-def test_a_token_without_a_version_stops_the_build(versions: tuple[VersionSpan, ...]) -> None:
-    session, talk = Session(), start()
-    say(session, talk, "one")
-    with pytest.raises(CaptureError, match="W01"):
-        build(damaged(session, versions=versions), builder="prefix_merging", status="completed", reward=1.0)
-
-
-def test_a_token_that_was_sampled_and_is_not_there_stops_the_build() -> None:
-    session, talk = Session(), start()
-    call = say(session, talk, "one")
-    session.calls[0] = structs.replace(call, sampled=call.sampled + 1)
-    with pytest.raises(CaptureError, match="sampled 5 ≠ trained 4"):
-        built(session)
-
-
 def test_a_trace_says_how_its_tokens_were_sampled() -> None:
     session, talk = Session(), start()
     say(session, talk, "one")
@@ -370,47 +344,6 @@ def test_a_call_that_does_not_say_how_it_was_sampled_stops_the_build() -> None:
     session.calls[0] = structs.replace(call, resolved={"temperature": 1.0, "top_k": 0.0})
     with pytest.raises(CaptureError, match="L01: call c0abcdefgh does not say with which top_p"):
         built(session)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"node_id": 7}, "node 7 under 0"),
-        ({"parent": Position(5, 0)}, "node 1 under 5"),
-        ({"parent": Position(0, 1000)}, "hangs at token 1000 of node 0"),
-        ({"kind": "context", "logprobs": None}, "call c0abcdefgh has node 1, and there is no such whole sampled node"),
-        ({"logprobs": np.zeros(1, np.float32)}, "call c0abcdefgh has node 1, and there is no such whole sampled node"),
-    ],
-)
-def test_a_damaged_tree_stops_the_build_by_name(changes: dict[str, object], said: str) -> None:
-    session = Session()
-    say(session, start(), "one")
-    with pytest.raises(CaptureError, match=f"^tree: the token tree of session s1 is damaged: .*{said}"):
-        build(damaged(session, **changes), builder="prefix_merging", status="completed", reward=1.0)
-
-
-def test_a_call_whose_place_is_not_there_stops_the_build() -> None:
-    session, talk = Session(), start()
-    say(session, talk, "one")
-    say(session, talk, "two")
-    captured = session.captured()
-    for nodes in (captured.nodes[:-1], captured.nodes[:1]):
-        with pytest.raises(CaptureError, match="^tree: .* and there is no"):
-            build(
-                Captured(captured.calls, nodes, captured.messages, captured.tools),
-                builder="prefix_merging",
-                status="completed",
-                reward=1.0,
-            )
-    for place in (Position(-2, 0), Position(-1, 1), Position(99, 0), Position(0, 1000)):
-        calls = [structs.replace(captured.calls[0], prompt=place), captured.calls[1]]
-        with pytest.raises(CaptureError, match="^tree: .* and there is none"):
-            build(
-                Captured(calls, captured.nodes, captured.messages, captured.tools),
-                builder="prefix_merging",
-                status="completed",
-                reward=1.0,
-            )
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

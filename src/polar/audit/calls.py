@@ -5,21 +5,41 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import xxhash
 
-from polar.audit.ground import Ground, begins_with
+from polar.audit.ground import Ground
 from polar.errors import CaptureError
 from polar.ids import tool_call_id
 from polar.specs import Finding, SamplingSpec
-from polar.tokens.detectors import check_logprobs, check_stop, check_versions
+from polar.tokens.detectors import check_extras, check_logprobs, check_stop, check_versions
 from polar.tokens.history import prompt_hash
-from polar.tokens.lineage import chain_values, tools_root
-from polar.tokens.records import Call, Node
-from polar.tokens.rendering import Renderer
+from polar.tokens.lineage import chain, fingerprint, tools_root
+from polar.tokens.records import Call, Node, Position
+from polar.tokens.rendering import Renderer, ReplyParser
 from polar.trajectory.builders import Captured
+
+
+def in_tree(call: Call) -> bool:
+    """Whether a call's tokens are in the tree: not those of somebody else's model, or of an engine that shows no ids."""
+    return not call.untrained or call.prompt != Position() or bool(_sampled(call))
+
+
+def has_spans(call: Call) -> bool:
+    """Whether as many ids as it sampled are to be stored of a call: of one that failed nothing is kept."""
+    return in_tree(call) and (call.status == "ok" or bool(_sampled(call)))
+
+
+def continues(call: Call, by_id: Mapping[str, Call]) -> bool:
+    """Whether a prompt says that it is spliced from what is stored of another call."""
+    return call.parent_call in by_id and not call.fork_reason and in_tree(call)
+
+
+def was_asked(call: Call) -> bool:
+    """Whether the policy was asked: not if the call failed before its prompt was planned, or another model answered."""
+    return bool(call.resolved or call.sampled) and call.untrained != "external"
 
 
 def check_prompts(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
     """`prompt_hash`, `prompt_tokens`: the path in the tree is what went to the engine."""
-    for call in calls:
+    for call in filter(in_tree, calls):
         ids = ground.ids[ground.path(call.prompt)]
         if len(ids) != call.prompt_tokens:
             yield Finding("prompt_tokens", f"the path has {len(ids)} ids, the prompt had {call.prompt_tokens}", call.call_id)
@@ -35,15 +55,14 @@ def check_lineage(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
         for said, name in (("continues", call.parent_call), ("replaces", call.replaces)):
             if name and ordinals.get(name, call.ordinal) >= call.ordinal:
                 yield Finding("lineage", f"it {said} call {name}, of which nothing was stored before it", call.call_id)
-        parent = by_id.get(call.parent_call)
-        if parent is not None and not call.fork_reason:
-            yield from _check_splice(call, parent, ground)
+        if continues(call, by_id):
+            yield from _check_splice(call, by_id[call.parent_call], ground)
 
 
 def _check_splice(call: Call, parent: Call, ground: Ground) -> Iterator[Finding]:
-    prompt = ground.path(call.prompt)
-    replies = [ground.through(node) for node in _sampled(parent)]
-    if not any(begins_with(prompt, reply) and len(prompt) > len(reply) for reply in replies):
+    # The place after a reply's last token is no continuation: something of the new turn has to follow.
+    ends = [Position(node, len(ground.nodes[node].ids)) for node in _sampled(parent)]
+    if not any(call.prompt != end and ground.goes_through(call.prompt, end.node) for end in ends):
         yield Finding(
             "T01", f"the prompt does not start with the prompt and the sampled ids of call {parent.call_id}", call.call_id
         )
@@ -58,7 +77,7 @@ def check_owners(calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
             if choice.node is not None:
                 owners[choice.node] = owners.get(choice.node, 0) + 1
                 yield from _check_choice(call, number, choice.node, ground)
-            elif call.status == "ok":
+            elif call.status == "ok" and in_tree(call):
                 yield Finding("owner", f"choice {number} was answered, and no sampled span is stored", call.call_id)
     for node in ground.nodes:
         owner = by_id.get(node.call_id)
@@ -80,11 +99,10 @@ def _check_choice(call: Call, number: int, node_id: int, ground: Ground) -> Iter
 def check_sampling(calls: Sequence[Call], spec: SamplingSpec) -> Iterator[Finding]:
     """`sampling`: the engine was asked for what the trainer chose, whatever the harness asked for."""
     wanted = {"temperature": spec.temperature, "top_p": spec.top_p, "top_k": spec.top_k}
-    for call in calls:
-        if call.resolved or call.sampled:  # a call that failed before its prompt was planned was never sampled
-            said = {name: call.resolved.get(name) for name in wanted}
-            if said != wanted:
-                yield Finding("sampling", f"it was sampled with {said}, its session says {wanted}", call.call_id)
+    for call in filter(was_asked, calls):
+        said = {name: call.resolved.get(name) for name in wanted}
+        if said != wanted:
+            yield Finding("sampling", f"it was sampled with {said}, its session says {wanted}", call.call_id)
 
 
 def check_sampled(calls: Sequence[Call], ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:
@@ -92,7 +110,7 @@ def check_sampled(calls: Sequence[Call], ground: Ground, renderer: Renderer | No
     for call in calls:
         nodes = [ground.nodes[node] for node in _sampled(call)]
         counted = sum(len(node.ids) for node in nodes)
-        if (nodes or call.status == "ok") and counted + call.tail != call.sampled:
+        if has_spans(call) and counted + call.tail != call.sampled:
             yield Finding("T08", f"the call sampled {call.sampled} tokens, {counted} are stored", call.call_id)
     stopped = {
         choice.node
@@ -110,6 +128,7 @@ def _check_node(node: Node, stopped: bool, renderer: Renderer | None) -> Iterato
     if len(node.logprobs) != len(node.ids):
         yield Finding("T08", f"{len(node.ids)} sampled ids have {len(node.logprobs)} log-probabilities", node.call_id)
     try:
+        check_extras(node.extras, len(node.ids))
         check_logprobs(node.logprobs)
     except CaptureError as error:
         yield _finding(error, node.call_id)
@@ -124,20 +143,21 @@ def _check_node(node: Node, stopped: bool, renderer: Renderer | None) -> Iterato
         yield _finding(error, node.call_id)
 
 
-def check_replies(calls: Sequence[Call], ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:
+def check_replies(captured: Captured, ground: Ground, renderer: Renderer | None) -> Iterator[Finding]:
     """`tool_call_id`, and with a renderer `reply`: what the harness was told is what the ids say."""
-    for call in calls:
+    for call in captured.calls:
         for number, choice in enumerate(call.choices):
             for index, tool_call in enumerate(choice.message.tool_calls):
                 if tool_call.id != (expected := tool_call_id(call.call_id, number, index)):
                     said = f"tool call {index} of choice {number} is {tool_call.id!r}, not {expected!r}"
                     yield Finding("tool_call_id", said, call.call_id)
             if renderer is not None and choice.node is not None:
-                yield from _check_reply(call, number, ground.nodes[choice.node], renderer)
+                parser = renderer.parser(captured.tools[call.tools_hash])
+                yield from _check_reply(call, number, ground.nodes[choice.node], parser)
 
 
-def _check_reply(call: Call, number: int, node: Node, renderer: Renderer) -> Iterator[Finding]:
-    parser, message = renderer.parser(), call.choices[number].message
+def _check_reply(call: Call, number: int, node: Node, parser: ReplyParser) -> Iterator[Finding]:
+    message = call.choices[number].message
     parser.push(node.ids.tolist())
     _, parsed = parser.finish()
     told = (message.text, message.reasoning, tuple((tool.name, tool.arguments) for tool in message.tool_calls))
@@ -158,11 +178,13 @@ def check_messages(captured: Captured) -> Iterator[Finding]:
     for digest, tools in captured.tools.items():
         if tools_root(tools) != digest:
             yield Finding("message", f"tools {digest} have other content")
+    prints = {
+        trim: {digest: fingerprint(message, trim=trim) for digest, message in captured.messages.items()} for trim in (False, True)
+    }
     for call in captured.calls:
-        messages = [captured.messages[digest] for digest in call.message_hashes]
         # A call that failed before its prompt was planned has no fingerprint.
-        trim = "trim_text" in call.normalisers
-        if call.chain and chain_values(call.tools_hash, messages, trim=trim)[-1] != call.chain:
+        known = prints["trim_text" in call.normalisers]
+        if call.chain and chain(call.tools_hash, (known[digest] for digest in call.message_hashes))[-1] != call.chain:
             yield Finding("message", "its fingerprint is not that of its messages", call.call_id)
 
 

@@ -28,12 +28,12 @@ class Claim(Struct, frozen=True):
     Attributes:
         says: what holds if there is no finding.
         unit: what it is said of.
-        needs_renderer: it can be proven only with the model's tokenizer at hand.
+        needs: what it cannot be proven without: a `renderer`, which reads what ids say, or the `ledger` of a run.
     """
 
     says: str
     unit: Unit
-    needs_renderer: bool = False
+    needs: Literal["", "renderer", "ledger"] = ""
 
 
 CLAIMS: dict[str, Claim] = {
@@ -48,8 +48,8 @@ CLAIMS: dict[str, Claim] = {
     "sampling": Claim("each call was sampled with its session's temperature, top_p and top_k", "calls"),
     "L02": Claim("each log-probability is finite, not positive, and no sentinel", "sampled tokens"),
     "W01": Claim("each sampled token has exactly one policy version", "sampled tokens"),
-    "T06": Claim("a stop id ends each finished reply, and stands nowhere else", "sampled spans", needs_renderer=True),
-    "reply": Claim("the harness was told what the sampled ids say", "answers", needs_renderer=True),
+    "T06": Claim("a stop id ends each finished reply, and stands nowhere else", "sampled spans", needs="renderer"),
+    "reply": Claim("the harness was told what the sampled ids say", "answers", needs="renderer"),
     "tool_call_id": Claim("each minted tool-call id names its call, choice and place", "tool calls"),
     "message": Claim("messages and tools have the content that they are stored under", "messages"),
     "build": Claim("both builders take the session", "sessions"),
@@ -57,8 +57,10 @@ CLAIMS: dict[str, Claim] = {
     "mask": Claim("each trainable token is trained in exactly one trace, every other in none", "sampled tokens"),
     "mask_values": Claim("log-probability and version under the mask are the stored ones, bit for bit", "sampled tokens"),
     "accounting": Claim("sampled = trained + excluded, counted again from the calls", "sessions"),
-    "weights": Claim("the traces of a scored session share one reward, and their weights sum to 1", "sessions"),
-    "ledger": Claim("the ledger knows each session with its calls, traces and tokens", "sessions"),
-    "frozen": Claim("each finished session is closed to further calls", "sessions"),
+    "weights": Claim(
+        "the traces of a scored session share its reward, and 1 by their trained tokens", "sessions", needs="ledger"
+    ),
+    "ledger": Claim("the ledger knows each session with its calls, traces and tokens", "sessions", needs="ledger"),
+    "frozen": Claim("each finished session is closed to further calls", "sessions", needs="ledger"),
     "unreadable": Claim("all that calls name is stored and can be decoded", "sessions"),
 }

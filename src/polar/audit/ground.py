@@ -79,11 +79,21 @@ class Ground:
 
     def path(self, at: Position) -> Numbers:
         """Numbers of the tokens from the root to `at`."""
-        parts: list[Numbers] = []
+        nodes, lengths = [], []
         while at.node != ROOT:
-            parts.append(self.tokens(at.node)[: at.offset])
+            nodes.append(at.node)
+            lengths.append(at.offset)
             at = self.nodes[at.node].parent
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)
+        spans, counts = np.array(nodes[::-1], np.int64), np.array(lengths[::-1], np.int64)
+        before = np.cumsum(counts) - counts  # tokens of the path before each span
+        numbers: Numbers = np.arange(counts.sum()) + np.repeat(self._first[spans] - before, counts)
+        return numbers
+
+    def goes_through(self, at: Position, node_id: int) -> bool:
+        """Whether the path to `at` has all tokens of a node."""
+        while at.node > node_id:  # parents come before their children
+            at = self.nodes[at.node].parent
+        return at == Position(node_id, len(self.nodes[node_id].ids))
 
     def through(self, node_id: int) -> Numbers:
         """Numbers of the tokens from the root to a node's end."""
@@ -96,8 +106,3 @@ class Ground:
             self.logprobs[start : start + min(length, len(node.logprobs))] = node.logprobs[:length]
         for span in node.versions:
             self.versions[start + max(span.start, 0) : start + min(span.end, length)] = span.policy_version
-
-
-def begins_with(path: Numbers, beginning: Numbers) -> bool:
-    """Whether `path` starts with every token of `beginning`."""
-    return len(path) >= len(beginning) and bool((path[: len(beginning)] == beginning).all())

@@ -127,7 +127,8 @@ def _refuse_versions(sessions: Sequence[Captured]) -> None:
 async def _compare(engine: Engine, trace: Trace, calls: dict[str, Call], room: int, skipped: Counter[str]) -> _Compared:
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
     places = np.flatnonzero(trace.loss_mask).astype(np.int32) + np.int32(len(trace.prompt_ids))
-    turns = _turns(places)
+    begins = [calls[call_id].prompt_tokens for call_id in trace.call_ids]
+    turns = (np.searchsorted(begins, places, side="right") - 1).astype(np.int32)
     usable = np.array([_comparable(calls[call_id]) for call_id in trace.call_ids])[turns]
     within = places < room - 1  # vLLM generates a token after what it scores
     skipped["sampling cannot be reproduced by prefill"] += int((~usable).sum())
@@ -140,11 +141,6 @@ async def _compare(engine: Engine, trace: Trace, calls: dict[str, Call], room: i
         recomputed = np.empty(0, np.float32)
     recorded = trace.response_logprobs[places[kept] - len(trace.prompt_ids)]
     return _Compared(recorded, recomputed, turns[kept], places[kept], trace.call_ids)
-
-
-def _turns(places: Int32Array) -> Int32Array:
-    """Which answer each trained place belongs to: context lies between any two answers."""
-    return np.cumsum(np.diff(places, prepend=places[:1]) > 1).astype(np.int32)
 
 
 def _comparable(call: Call) -> bool:

@@ -1,11 +1,11 @@
-"""Proves a whole run from its ledger and its capture file."""
+"""Proves a whole run from its ledger and its capture file, or what a gateway captured alone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polar.audit.calls import check_sampling
+from polar.audit.calls import check_sampling, was_asked
 from polar.audit.claims import CLAIMS
 from polar.audit.proof import Proof
 from polar.audit.session import prove_session
@@ -23,7 +23,7 @@ class SessionAudit:
     """What was found out about one session.
 
     Attributes:
-        traces, accounting: the ledger's, which the findings confirm or deny.
+        traces, accounting: the ledger's, which the findings confirm or deny; without a ledger the accounting is counted here.
         checked: of how many of its units each claim was checked; a claim that is not named was not checked.
     """
 
@@ -42,12 +42,13 @@ class RunAudit:
     Attributes:
         sessions: those of the capture file in the order of opening, then those that only the ledger knows.
         unfinished: sessions among them that have no result yet; their tokens are in no accounting.
-        had_renderer: the model's tokenizer was there, which some claims need.
+        had_renderer, had_ledger: what some claims need was there.
     """
 
     sessions: tuple[SessionAudit, ...]
     unfinished: int
     had_renderer: bool
+    had_ledger: bool
 
     @property
     def accounting(self) -> Accounting:
@@ -72,21 +73,33 @@ class RunAudit:
 
 
 def audit_run(
-    ledger: Path, capture: Path, renderer: Renderer | None = None, seen: Callable[[SessionAudit], None] = lambda _: None
+    ledger: Path | None,
+    capture: Path,
+    renderer: Renderer | None = None,
+    seen: Callable[[SessionAudit], None] = lambda _: None,
 ) -> RunAudit:
-    """Prove every session of a run; `seen` is called after each.
+    """Prove every session of a run, or of a gateway that ran alone; `seen` is called after each.
+
+    Args:
+        ledger: None for a gateway that ran alone: it has none.
+        renderer: of the run's model; sessions that something else rendered are read without it.
 
     Raises:
         StoreError: one of the files cannot be opened. (What cannot be read of a session is a finding.)
     """
-    known = _ledger_sessions(ledger)
+    known = None if ledger is None else _ledger_sessions(ledger)
     with closing(CaptureReader.open(capture)) as reader:
         audits: list[SessionAudit] = []
         stored = {session.session_id: session for session in reader.sessions()}
-        for session_id in [*stored, *(known.keys() - stored.keys())]:
-            audits.append(_audit_one(session_id, known.get(session_id), stored.get(session_id), reader, renderer))
+        for session in stored.values():
+            audits.append(_audit_one(session, known, reader, renderer))
             seen(audits[-1])
-    return RunAudit(tuple(audits), sum(session.result is None for session in known.values()), renderer is not None)
+    missing = Finding("ledger", "the ledger knows it, the capture file does not")
+    for session_id in (known or {}).keys() - stored.keys():
+        audits.append(SessionAudit(session_id, findings=(missing,), checked={"ledger": 1}))
+        seen(audits[-1])
+    unfinished = sum(session.result is None for session in (known or {}).values())
+    return RunAudit(tuple(audits), unfinished, renderer is not None, known is not None)
 
 
 def _ledger_sessions(path: Path) -> dict[str, LedgerSession]:
@@ -95,33 +108,40 @@ def _ledger_sessions(path: Path) -> dict[str, LedgerSession]:
 
 
 def _audit_one(
-    session_id: str, known: LedgerSession | None, stored: StoredSession | None, reader: CaptureReader, renderer: Renderer | None
+    stored: StoredSession, ledger: Mapping[str, LedgerSession] | None, reader: CaptureReader, renderer: Renderer | None
 ) -> SessionAudit:
-    result = known.result if known else None
-    if stored is None:
-        missing = Finding("ledger", "the ledger knows it, the capture file does not")
-        return SessionAudit(session_id, findings=(missing,), checked={"ledger": 1})
+    session_id = stored.session_id
     try:
         records = captured(reader, session_id)
     except StoreError as error:
         return SessionAudit(session_id, findings=(Finding("unreadable", str(error)),), checked={"unreadable": 1})
-    proof = _compare(known, stored, records) + prove_session(records, result, renderer)
+    known = None if ledger is None else ledger.get(session_id)
+    result = known.result if known else None
+    proof = prove_session(records, result, renderer if renderer is not None and renderer.name == stored.renderer else None)
+    proof += _check_stored(stored, records)
+    if ledger is not None:
+        proof += _compare(known, stored, records)
+    checked = {claim: units for claim, units in proof.checked.items() if ledger is not None or CLAIMS[claim].needs != "ledger"}
     return SessionAudit(
         session_id=session_id,
         calls=len(records.calls),
         traces=result.traces if result else 0,
-        accounting=result.accounting if result else Accounting(),
+        accounting=result.accounting if result else proof.counted if ledger is None else Accounting(),
         findings=tuple(proof.findings),
-        checked=proof.checked,
+        checked=checked,
     )
 
 
+def _check_stored(stored: StoredSession, records: Captured) -> Proof:
+    """`sampling`, `unreadable`: what the capture file says of a session as a whole goes together with its calls."""
+    asked = sum(map(was_asked, records.calls))
+    return Proof(list(check_sampling(records.calls, stored.sampling)), {"unreadable": 1, "sampling": asked})
+
+
 def _compare(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Proof:
-    """`ledger`, `frozen`, `sampling`: what the files say of a session as a whole goes together, and with its calls."""
-    findings = [*_compare_ledger(known, stored, records), *check_sampling(records.calls, stored.sampling)]
+    """`ledger`, `frozen`: both files say the same of a session."""
     finished = known is not None and known.result is not None
-    sampled = sum(bool(call.resolved or call.sampled) for call in records.calls)
-    return Proof(findings, {"unreadable": 1, "frozen": int(finished), "sampling": sampled})
+    return Proof([*_compare_ledger(known, stored, records)], {"frozen": int(finished)})
 
 
 def _compare_ledger(known: LedgerSession | None, stored: StoredSession, records: Captured) -> Iterator[Finding]:

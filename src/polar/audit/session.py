@@ -1,6 +1,16 @@
 """Proves one session from what is stored of it. Pure: it is handed the records, and gives back what does not hold."""
 
-from polar.audit.calls import check_lineage, check_messages, check_owners, check_prompts, check_replies, check_sampled
+from polar.audit.calls import (
+    check_lineage,
+    check_messages,
+    check_owners,
+    check_prompts,
+    check_replies,
+    check_sampled,
+    continues,
+    has_spans,
+    in_tree,
+)
 from polar.audit.ground import Ground, malformed
 from polar.audit.proof import Proof
 from polar.audit.traces import check_traces
@@ -21,7 +31,7 @@ def prove_session(captured: Captured, result: SessionResult | None, renderer: Re
 
     Args:
         result: what the ledger says of it; None if it says nothing, which is not held against the session here.
-        renderer: of the session's model; without one `T06` and `reply` are not checked.
+        renderer: what rendered the session's prompts; without it `T06` and `reply` are not checked.
     """
     if broken := malformed(captured.nodes) or _misplaced(captured):
         return Proof(broken, {"tree": len(captured.nodes)})
@@ -31,7 +41,7 @@ def prove_session(captured: Captured, result: SessionResult | None, renderer: Re
         *check_lineage(calls, ground),
         *check_owners(calls, ground),
         *check_sampled(calls, ground, renderer),
-        *check_replies(calls, ground, renderer),
+        *check_replies(captured, ground, renderer),
         *check_messages(captured),
     ]
     if result is not None and result.calls != len(calls):
@@ -42,16 +52,18 @@ def prove_session(captured: Captured, result: SessionResult | None, renderer: Re
 def _checked(captured: Captured, renderer: Renderer | None) -> dict[str, int]:
     """What claims about calls and their spans were checked of, in a tree that can be walked."""
     calls, choices = captured.calls, [choice for call in captured.calls for choice in call.choices]
-    stored = {call.call_id for call in calls}
+    by_id = {call.call_id: call for call in calls}
     spans = [len(node.ids) for node in captured.nodes if node.kind == "sampled"]
     answers = sum(choice.node is not None for choice in choices)
-    every_call = dict.fromkeys(("prompt_hash", "prompt_tokens", "lineage", "T08"), len(calls))
+    in_place = dict.fromkeys(("prompt_hash", "prompt_tokens"), sum(map(in_tree, calls)))
     by_ids = {"T06": len(spans), "reply": answers} if renderer is not None else {}
     return {
-        **every_call,
+        **in_place,
+        "lineage": len(calls),
         **by_ids,
         "tree": len(captured.nodes),
-        "T01": sum(call.parent_call in stored and not call.fork_reason for call in calls),
+        "T01": sum(continues(call, by_id) for call in calls),
+        "T08": sum(map(has_spans, calls)),
         "owner": len(spans),
         "place": answers,
         "L02": sum(spans),

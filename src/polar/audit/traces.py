@@ -1,13 +1,14 @@
 """What is checked of the traces that the builders make of a session: an obvious recount, token by token."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
 
 from polar.audit.calls import sampled_calls
-from polar.audit.ground import Ground, Numbers, begins_with
+from polar.audit.ground import Ground, Numbers
+from polar.audit.passages import Passages
 from polar.audit.proof import Proof
 from polar.errors import CaptureError
 from polar.specs import Accounting, BuilderName, ExcludedReason, Finding, SessionResult, Trace, Trajectory
@@ -15,13 +16,14 @@ from polar.tokens.records import Call
 from polar.trajectory.builders import RESULT_BUILDER, Captured, build
 
 EVERY_BUILDER: tuple[BuilderName, ...] = get_args(BuilderName)
-ROUNDING = 1e-9  # of weights: a sum of a few float64 fractions
+ROUNDING = 1e-9  # of weights: float64 fractions
 
 
 def check_traces(captured: Captured, ground: Ground, result: SessionResult | None) -> Proof:
     """Every claim about traces, for every builder, and the session's result against the recount."""
     reward = result.reward if result else None
-    counted = recount(captured.calls, ground, reward)
+    reasons = exclusions(captured.calls, ground)
+    counted = recount(captured.calls, reasons, reward)
     findings: list[Finding] = []
     built: list[Trajectory] = []
     for builder in EVERY_BUILDER:
@@ -29,11 +31,12 @@ def check_traces(captured: Captured, ground: Ground, result: SessionResult | Non
             built.append(build(captured, builder=builder, status=result.status if result else "completed", reward=reward))
         except CaptureError as error:
             findings.append(Finding("build", f"{builder}: {error}"))
+    wanted = _trainable(captured.calls, reasons, ground)
     for trajectory in built:
-        findings += _check_trajectory(trajectory, captured.calls, ground, reward, counted)
+        findings += _check_trajectory(trajectory, captured.calls, ground, reward, counted, wanted)
     if result is not None:
         findings += _check_result(result, built, counted)
-    return Proof(findings, _checked(built, ground, result, any(finding.code == "path" for finding in findings)))
+    return Proof(findings, _checked(built, ground, result, any(finding.code == "path" for finding in findings)), counted)
 
 
 def _check_result(result: SessionResult, built: Sequence[Trajectory], counted: Accounting) -> Iterator[Finding]:
@@ -62,40 +65,40 @@ def _checked(built: Sequence[Trajectory], ground: Ground, result: SessionResult 
 
 
 def _check_trajectory(
-    trajectory: Trajectory, calls: Sequence[Call], ground: Ground, reward: float | None, counted: Accounting
+    trajectory: Trajectory, calls: Sequence[Call], ground: Ground, reward: float | None, counted: Accounting, wanted: Numbers
 ) -> Iterator[Finding]:
     name, traces = trajectory.builder, trajectory.traces
     trained = np.zeros(len(ground.ids), np.int64)
-    free = dict(sampled_calls(calls))
+    free = {call.call_id: [choice.node for choice in call.choices if choice.node is not None] for call in calls}
     for index, trace in enumerate(traces):
         path = _claim_path(trace, free, ground)
         if path is None:
             yield Finding("path", f"{name}: no path of the tree has the ids of trace {index}", trace.call_ids[-1])
             continue
         numbers = path[len(trace.prompt_ids) :]
-        np.add.at(trained, numbers[trace.loss_mask == 1], 1)
+        trained[numbers[trace.loss_mask == 1]] += 1  # a path has no token twice
         if fault := _values_fault(trace, numbers, ground):
             yield Finding("mask_values", f"{name}, trace {index}: {fault}", trace.call_ids[-1])
-    yield from _check_mask(name, trained, calls, ground)
+    yield from _check_mask(name, trained, wanted, ground)
     if trajectory.accounting != counted or not counted.holds:
         yield Finding("accounting", f"{name}: {_text(trajectory.accounting)}, counted again {_text(counted)}")
     if fault := _weights_fault(traces, reward):
         yield Finding("weights", f"{name}: {fault}")
 
 
-def _claim_path(trace: Trace, free: dict[int, Call], ground: Ground) -> Numbers | None:
+def _claim_path(trace: Trace, free: dict[str, list[int]], ground: Ground) -> Numbers | None:
     """The path of a trace, by the sampled span that it ends with; a span is claimed once.
 
     Twins (two choices of the same words) look alike. One that others go on from is no end while there is another.
     """
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
-    ends = [node for node, call in free.items() if call.call_id == trace.call_ids[-1]]
-    ends = [node for node in ends if np.array_equal(ground.ids[ground.through(node)], ids)]
-    if not ends:
+    ours = free.get(trace.call_ids[-1], [])
+    paths = {node: path for node in ours if np.array_equal(ground.ids[path := ground.through(node)], ids)}
+    if not paths:
         return None
-    end = min(ends, key=lambda node: (ground.continued(node), node))
-    del free[end]
-    return ground.through(end)
+    end = min(paths, key=lambda node: (ground.continued(node), node))
+    ours.remove(end)
+    return paths[end]
 
 
 def _values_fault(trace: Trace, numbers: Numbers, ground: Ground) -> str:
@@ -112,12 +115,15 @@ def _values_fault(trace: Trace, numbers: Numbers, ground: Ground) -> str:
     return ""
 
 
-def _check_mask(builder: str, trained: Numbers, calls: Sequence[Call], ground: Ground) -> Iterator[Finding]:
-    """Count every token of the tree: 1 for what is trainable, 0 for all else."""
-    reasons = exclusions(calls, ground)
+def _trainable(calls: Sequence[Call], reasons: Mapping[str, ExcludedReason], ground: Ground) -> Numbers:
+    """How often each token of the tree must be trained: once where it is trainable, else never."""
     wanted = np.zeros(len(ground.ids), np.int64)
     for node_id, call in sampled_calls(calls).items():
         wanted[ground.tokens(node_id)] = call.call_id not in reasons
+    return wanted
+
+
+def _check_mask(builder: str, trained: Numbers, wanted: Numbers, ground: Ground) -> Iterator[Finding]:
     for node in ground.nodes:
         numbers = ground.tokens(node.node_id)
         wrong = numbers[trained[numbers] != wanted[numbers]]
@@ -127,17 +133,18 @@ def _check_mask(builder: str, trained: Numbers, calls: Sequence[Call], ground: G
 
 
 def _weights_fault(traces: Sequence[Trace], reward: float | None) -> str:
-    weight = sum(trace.weight for trace in traces)
+    masked = [int(trace.loss_mask.sum()) for trace in traces]
     if any(trace.reward != reward for trace in traces):
         return f"a trace has another reward than its session, {reward}"
-    if traces and abs(weight - (0.0 if reward is None else 1.0)) > ROUNDING:
-        return f"the weights of a session with reward {reward} sum to {weight}"
+    for index, (trace, tokens) in enumerate(zip(traces, masked, strict=True)):
+        share = tokens / max(sum(masked), 1) if reward is not None else 0.0
+        if not abs(trace.weight - share) <= ROUNDING:  # NaN is near nothing
+            return f"trace {index} weighs {trace.weight}; with reward {reward} and {tokens} of {sum(masked)} tokens it is {share}"
     return ""
 
 
-def recount(calls: Sequence[Call], ground: Ground, reward: float | None) -> Accounting:
+def recount(calls: Sequence[Call], reasons: Mapping[str, ExcludedReason], reward: float | None) -> Accounting:
     """The accounting identity from the calls alone."""
-    reasons = exclusions(calls, ground)
     excluded: Counter[ExcludedReason] = Counter()
     trained = 0
     for call in calls:
@@ -156,9 +163,11 @@ def recount(calls: Sequence[Call], ground: Ground, reward: float | None) -> Acco
 def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReason]:
     """Why a call is not trained, by call id. Said again here, so that an error of the builders shows."""
     replaced = {call.replaces for call in calls}
+    passages = Passages(calls, ground)
     reasons: dict[str, ExcludedReason] = {}
     for call in calls:
-        if not call.delivered and not _arrived(call, calls, ground):
+        arrived = _arrived(call, passages)
+        if not call.delivered and not arrived:
             reasons[call.call_id] = "undelivered"
         if call.constrained:
             reasons[call.call_id] = "constrained"
@@ -166,27 +175,30 @@ def exclusions(calls: Sequence[Call], ground: Ground) -> dict[str, ExcludedReaso
             reasons[call.call_id] = "auxiliary"
         if call.status == "aborted":
             reasons[call.call_id] = "aborted"
-        if call.call_id in replaced or _asked_again(call, calls, ground):
+        if call.call_id in replaced or (not arrived and _asked_again(call, calls, passages)):
             reasons[call.call_id] = "superseded"
         if call.status == "failed":
             reasons[call.call_id] = "untrusted"
+        if call.untrained:  # whatever became of it: it is none of the policy's proven tokens
+            reasons[call.call_id] = call.untrained
     return reasons
 
 
-def _arrived(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
+def _arrived(call: Call, passages: Passages) -> bool:
     """A later prompt begins with the prompt and an answer of `call`."""
-    later = [ground.path(other.prompt) for other in calls if other.ordinal > call.ordinal]
-    answers = [ground.through(choice.node) for choice in call.choices if choice.node is not None]
-    return any(begins_with(path, answer) for path in later for answer in answers)
+    return any(passages.last_with(choice.node) > call.ordinal for choice in call.choices if choice.node is not None)
 
 
-def _asked_again(call: Call, calls: Sequence[Call], ground: Ground) -> bool:
-    """C05: cut by length, never continued, and asked again: with its prompt, or with its messages and more."""
-    if not any(choice.finish_reason == "length" for choice in call.choices) or _arrived(call, calls, ground):
+def _asked_again(call: Call, calls: Sequence[Call], passages: Passages) -> bool:
+    """C05: cut by length, and asked again: with its prompt, or with its messages and more."""
+    if not any(choice.finish_reason == "length" and choice.node is not None for choice in call.choices):
         return False
-    later = [other for other in calls if other.ordinal > call.ordinal and other.kind == call.kind]
-    prompt, asked = ground.path(call.prompt), call.message_hashes
-    return any(begins_with(ground.path(other.prompt), prompt) or other.message_hashes[: len(asked)] == asked for other in later)
+    if passages.last_beyond(call.prompt, call.kind, calls) > call.ordinal:
+        return True
+    asked, count = call.message_hashes, len(call.message_hashes)
+    later = (other.message_hashes for other in calls if other.ordinal > call.ordinal and other.kind == call.kind)
+    # The last message tells most histories apart; comparing all of each with all of each would be cubic.
+    return any(said[count - 1 : count] == asked[count - 1 :] and said[:count] == asked for said in later)
 
 
 def _text(accounting: Accounting) -> str:

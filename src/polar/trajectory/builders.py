@@ -5,17 +5,34 @@ starts with the whole of what came before. Either way each trainable sampled tok
 each sampled token that no trace trains is counted under a named reason.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from polar.chat import Message, Tool
 from polar.errors import CaptureError
-from polar.specs import Accounting, Branch, BuilderName, ExcludedReason, Finding, SessionStatus, Trace, Trajectory, VersionSpan
+from polar.specs import (
+    Accounting,
+    Branch,
+    BuilderName,
+    ExcludedReason,
+    Finding,
+    Float32Array,
+    Int32Array,
+    SessionStatus,
+    Trace,
+    TrainingPolicy,
+    Trajectory,
+    UInt8Array,
+    VersionSpan,
+)
 from polar.tokens.records import ROOT, Call, Node, Position
 from polar.tokens.tree import TokenTree
+from polar.trajectory.chains import Answer, Sampling, chains, sampling, token_versions, trainable
+from polar.trajectory.exclusion import PLAIN, excluded_calls
 
 RESULT_BUILDER: BuilderName = "prefix_merging"  # what a session's result counts
 
@@ -30,56 +47,43 @@ class Captured:
     tools: Mapping[str, tuple[Tool, ...]]
 
 
-class _Sampling(Struct, frozen=True):
-    """How the tokens of a call were sampled; `max_tokens` is no part of it, for it changes no probability."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    logprobs_mode: str
-
-
-@dataclass(eq=False)
-class _Answer:
-    """One trainable sampled node in its chain."""
-
-    node: Node
-    call: Call
-    parent: "_Answer | None" = None
-    clean: bool = True
-    followers: "list[_Answer]" = field(default_factory=list)
-    below: int = 1
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.call.ordinal, self.node.choice
-
-
 def build(
-    captured: Captured, *, builder: BuilderName, status: SessionStatus, reward: float | None, findings: tuple[Finding, ...] = ()
+    captured: Captured,
+    *,
+    builder: BuilderName,
+    status: SessionStatus,
+    reward: float | None,
+    findings: tuple[Finding, ...] = (),
+    policy: TrainingPolicy = PLAIN,
 ) -> Trajectory:
-    """The traces of a session.
+    """The traces of a session. Their arrays are read-only: traces of one chain share memory.
 
     Raises:
-        CaptureError: the accounting identity does not hold, a sampled token has no policy version (W01), the calls of a
-            trace do not say how they were sampled or do not agree in it (L01), or the nodes are no tree that holds all calls.
+        CaptureError: the accounting identity does not hold, a call has other tokens than it sampled (T08), a log-probability
+            is none (L02), a sampled token has no policy version (W01), the calls of a trace do not say how they were sampled
+            or do not agree in it (L01), or the nodes are no tree that holds all calls.
         ValueError: the reward is no finite number.
     """
     if reward is not None and not np.isfinite(reward):
         raise ValueError(f"expected a finite reward, or None, got {reward}")
-    tree = _tree(captured)
-    excluded = excluded_calls(captured.calls, tree)
-    answers = _answers(captured.calls, tree, excluded)
-    chains = [[answer] for answer in answers] if builder == "per_request" else _chains(answers)
+    tree = checked_tree(captured)
+    excluded = excluded_calls(captured.calls, tree, policy)
+    answers = trainable(captured.calls, tree, excluded)
+    pieces = sorted(_pieces(chains(answers), builder, tree), key=lambda piece: piece.chain[0].order)
     total = sum(len(answer.node.ids) for answer in answers)
-    homes = {answer: index for index, chain in enumerate(chains) for answer in chain}
-    traces = tuple(_trace(chain, homes, tree, captured, reward, total) for chain in chains)
+    homes = {answer: index for index, piece in enumerate(pieces) for answer in piece.chain}
+    traces = tuple(_trace(piece, homes, tree, captured, reward, total) for piece in pieces)
     noted = tuple(finding for call in captured.calls for finding in call.findings)
-    return Trajectory(status, traces, _account(captured.calls, traces, excluded, reward), builder, findings + noted)
+    accounting = _account(captured.calls, traces, excluded, reward)
+    return Trajectory(status, traces, accounting, builder, findings + noted, policy=policy)
 
 
-def _tree(captured: Captured) -> TokenTree:
-    """The token tree, with every place in it that a call names."""
+def checked_tree(captured: Captured) -> TokenTree:
+    """The token tree, with every place in it that a call names.
+
+    Raises:
+        CaptureError: there is no such tree.
+    """
     try:
         tree = TokenTree(captured.nodes)
     except ValueError as error:
@@ -88,9 +92,9 @@ def _tree(captured: Captured) -> TokenTree:
         if not _holds(tree, call.prompt):
             place = f"token {call.prompt.offset} of node {call.prompt.node}"
             raise _damaged(captured, f"the prompt of call {call.call_id} ends at {place}, and there is none")
-        for choice in call.choices:
-            if choice.node is not None and not _holds_answer(tree, choice.node):
-                raise _damaged(captured, f"call {call.call_id} has node {choice.node}, and there is no such whole sampled node")
+        for number, choice in enumerate(call.choices):
+            if choice.node is not None and (fault := _answer_fault(tree, choice.node, call, number)):
+                raise _damaged(captured, f"call {call.call_id} has node {choice.node}, and {fault}")
     return tree
 
 
@@ -103,204 +107,121 @@ def _holds(tree: TokenTree, at: Position) -> bool:
     return ROOT <= at.node < len(tree.nodes) and 0 <= at.offset <= tree.end(at.node).offset
 
 
-def _holds_answer(tree: TokenTree, node_id: int) -> bool:
-    if not 0 <= node_id < len(tree.nodes):
-        return False
-    node = tree.nodes[node_id]
-    return node.kind == "sampled" and node.logprobs is not None and len(node.logprobs) == len(node.ids)
+def _answer_fault(tree: TokenTree, node_id: int, call: Call, number: int) -> str:
+    node = tree.nodes[node_id] if 0 <= node_id < len(tree.nodes) else None
+    if node is None or node.kind != "sampled" or node.logprobs is None or len(node.logprobs) != len(node.ids):
+        return "there is no such whole sampled node"
+    if (node.call_id, node.choice) != (call.call_id, number):
+        return f"it says that it is choice {node.choice} of call {node.call_id}"
+    if odd := [name for name, rows in node.extras.items() if len(rows) != len(node.ids)]:
+        return f"{odd[0]} is not told of each of its tokens"
+    return "" if node.parent == call.prompt else "it does not begin where the prompt ends"
 
 
-def excluded_calls(calls: Sequence[Call], tree: TokenTree) -> dict[str, ExcludedReason]:
-    """Why each untrained call is not trained, by call id; a call that is not named is trained."""
-    replaced = {call.replaces for call in calls if call.replaces} | _cut_and_asked_again(calls, tree)
-    reasons: dict[str, ExcludedReason] = {}
-    for call in calls:
-        if call.status == "failed":
-            reasons[call.call_id] = "untrusted"
-        elif call.call_id in replaced:
-            reasons[call.call_id] = "superseded"
-        elif call.status == "aborted":
-            reasons[call.call_id] = "aborted"
-        elif call.kind == "auxiliary":
-            reasons[call.call_id] = "auxiliary"
-        elif call.constrained:
-            reasons[call.call_id] = "constrained"
-        elif not call.delivered and not _continued(call, calls, tree):
-            reasons[call.call_id] = "undelivered"
-    return reasons
+@dataclass(frozen=True)
+class _Piece:
+    """What becomes a trace: answers in a chain, and the ids of the path to the end of the last."""
+
+    chain: list[Answer]
+    ids: Int32Array
 
 
-def _continued(call: Call, calls: Sequence[Call], tree: TokenTree) -> bool:
-    """A later prompt holds the whole answer, so it did arrive."""
-    ends = {tree.end(choice.node) for choice in call.choices if choice.node is not None}
-    later = (other for other in calls if other.ordinal > call.ordinal)
-    return any(
-        tree.end(node.node_id) in ends and stop == len(node.ids) for other in later for node, stop in tree.spans(other.prompt)
-    )
-
-
-def _cut_and_asked_again(calls: Sequence[Call], tree: TokenTree) -> set[str]:
-    """C05: calls whose answer was cut by `length`, and which a later call asks again, or goes on from without the answer."""
-    cut = {call.call_id for call in calls if _is_cut(call)}
-    prompts = [(call, {node.node_id: stop for node, stop in tree.spans(call.prompt)}) for call in calls] if cut else []
-    asked_again: set[str] = set()
-    for call in calls:
-        if call.call_id in cut:
-            later = [(other, reached) for other, reached in prompts if other.ordinal > call.ordinal]
-            nodes = [choice.node for choice in call.choices if choice.node is not None]  # of n answers one may be kept
-            kept = any(reached.get(node) == len(tree.nodes[node].ids) for _, reached in later for node in nodes)
-            if not kept and any(_asks_again(call, other, reached) for other, reached in later):
-                asked_again.add(call.call_id)
-    return asked_again
-
-
-def _is_cut(call: Call) -> bool:
-    return any(choice.finish_reason == "length" and choice.node is not None for choice in call.choices)
-
-
-def _asks_again(call: Call, later: Call, reached: Mapping[int, int]) -> bool:
-    """`later`, whose prompt goes through `reached` (node → tokens), holds the whole prompt of `call`, or all its messages."""
-    if later.kind != call.kind:
-        return False
-    holds_messages = later.message_hashes[: len(call.message_hashes)] == call.message_hashes
-    return holds_messages or reached.get(call.prompt.node, -1) >= call.prompt.offset
-
-
-def _answers(calls: Sequence[Call], tree: TokenTree, excluded: Mapping[str, ExcludedReason]) -> list[_Answer]:
-    """Trainable answers in order of their calls, each knowing the nearest trainable answer on its path."""
-    by_node = {
-        choice.node: _Answer(tree.nodes[choice.node], call)
-        for call in calls
-        if call.call_id not in excluded
-        for choice in call.choices
-        if choice.node is not None
-    }
-    for answer in by_node.values():
-        _find_parent(answer, by_node, tree)
-    ordered = sorted(by_node.values(), key=lambda answer: answer.node.node_id, reverse=True)
-    for answer in ordered:
-        if answer.parent is not None and answer.clean:
-            answer.parent.below += answer.below
-            answer.parent.followers.append(answer)
-    return sorted(by_node.values(), key=lambda answer: answer.order)
-
-
-def _find_parent(answer: _Answer, by_node: Mapping[int, _Answer], tree: TokenTree) -> None:
-    """Walk up to the nearest trainable answer; `clean` says that all of it is on the path."""
-    at = answer.node.parent
-    while at.node >= 0:
-        if at.node in by_node and at.offset > 0:
-            answer.parent = by_node[at.node]
-            answer.clean = at.offset == len(answer.parent.node.ids)
-            return
-        at = tree.nodes[at.node].parent
-
-
-def _chains(answers: Sequence[_Answer]) -> list[list[_Answer]]:
-    """Maximal chains; where several answers follow one, the one with the most below it goes on, then the earliest."""
-    heirs = {
-        answer: max(answer.followers, key=lambda follower: (follower.below, -follower.order[0], -follower.order[1]))
-        for answer in answers
-        if answer.followers
-    }
-    inherited = set(heirs.values())
-    chains: list[list[_Answer]] = []
-    for first in answers:
-        if first not in inherited:
-            chain = [first]
-            while chain[-1] in heirs:
-                chain.append(heirs[chain[-1]])
-            chains.append(chain)
-    return chains
+def _pieces(found: Sequence[list[Answer]], builder: BuilderName, tree: TokenTree) -> Iterator[_Piece]:
+    """Whole chains, or each answer for itself; paths of a chain begin alike, so all are views of the longest."""
+    for chain in found:
+        whole = tree.path(tree.end(chain[-1].node.node_id))
+        whole.setflags(write=False)
+        for part in [chain] if builder == "prefix_merging" else [[answer] for answer in chain]:
+            yield _Piece(part, whole[: tree.depth(tree.end(part[-1].node.node_id))])
 
 
 def _trace(
-    chain: list[_Answer], homes: Mapping[_Answer, int], tree: TokenTree, captured: Captured, reward: float | None, total: int
+    piece: _Piece, homes: Mapping[Answer, int], tree: TokenTree, captured: Captured, reward: float | None, total: int
 ) -> Trace:
-    first, last = chain[0], chain[-1]
-    prompt_ids = tree.path(first.node.parent)
-    whole = tree.path(tree.end(last.node.node_id))
-    response_ids = whole[len(prompt_ids) :]
-    mask = np.zeros(len(response_ids), np.uint8)
-    logprobs = np.zeros(len(response_ids), np.float32)
-    for start, answer in _starts(chain, tree, len(prompt_ids)):
-        assert answer.node.logprobs is not None
-        mask[start : start + len(answer.node.ids)] = 1
-        logprobs[start : start + len(answer.node.ids)] = answer.node.logprobs
+    chain, first, last = piece.chain, piece.chain[0], piece.chain[-1]
+    prompt_length = tree.depth(first.node.parent)
+    mask, logprobs = _under_mask(chain, tree, prompt_length, len(piece.ids))
     trained = sum(len(answer.node.ids) for answer in chain)
-    said = [captured.messages[digest] for digest in last.call.message_hashes[len(first.call.message_hashes) :]]
-    answered = last.call.choices[last.node.choice]
-    sampling = _sampling(chain)
+    agreed = _agreed(chain)
+    said, places = _said(chain, captured)
     return Trace(
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
+        prompt_ids=piece.ids[:prompt_length],
+        response_ids=piece.ids[prompt_length:],
         loss_mask=mask,
         response_logprobs=logprobs,
         policy_versions=_versions(chain),
         call_ids=tuple(answer.call.call_id for answer in chain),
         prompt_messages=tuple(captured.messages[digest] for digest in first.call.message_hashes),
-        response_messages=(*said, answered.message),
+        response_messages=said,
         tools=captured.tools[first.call.tools_hash],
-        finish_reason=answered.finish_reason,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        logprobs_mode=sampling.logprobs_mode,
+        finish_reason=last.call.choices[last.node.choice].finish_reason,
+        temperature=agreed.temperature,
+        top_p=agreed.top_p,
+        top_k=agreed.top_k,
+        logprobs_mode=agreed.logprobs_mode,
         reward=reward,
         weight=trained / total if reward is not None else 0.0,
         branch=Branch(first.call.kind, homes[first.parent] if first.parent else None),
+        answers=places,
     )
 
 
-def _sampling(chain: Sequence[_Answer]) -> _Sampling:
+def _under_mask(chain: Sequence[Answer], tree: TokenTree, begin: int, end: int) -> tuple[UInt8Array, Float32Array]:
+    """Mask and log-probabilities of tokens `begin` to `end` of the path to the chain's last answer."""
+    mask, logprobs = np.zeros(end - begin, np.uint8), np.zeros(end - begin, np.float32)
+    for answer in chain:
+        assert answer.node.logprobs is not None
+        start = tree.depth(answer.node.parent) - begin
+        mask[start : start + len(answer.node.ids)] = 1
+        logprobs[start : start + len(answer.node.ids)] = answer.node.logprobs
+    return mask, logprobs
+
+
+def _said(chain: Sequence[Answer], captured: Captured) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+    """The messages after the first prompt, and the places in them of what the chain's calls said.
+
+    A history tells an answer in the harness's way (reasoning dropped, arguments spelled otherwise), but its tokens stand in
+    the sequence as they were sampled; so that is how it is told here, under the ids that its tools answer to.
+    """
+    known = len(chain[0].call.message_hashes)
+    said = [captured.messages[digest] for digest in chain[-1].call.message_hashes[known:]]
+    places: list[int] = []
+    for answer in chain[:-1]:
+        place, sampled = len(answer.call.message_hashes) - known, _message(answer)
+        told = said[place] if 0 <= place < len(said) else None
+        if told is not None and told.role == "assistant" and len(told.tool_calls) == len(sampled.tool_calls):
+            calls = tuple(
+                structs.replace(call, id=sent.id) for call, sent in zip(sampled.tool_calls, told.tool_calls, strict=True)
+            )
+            said[place] = structs.replace(sampled, tool_calls=calls)
+            places.append(place)
+    return (*said, _message(chain[-1])), (*places, len(said))
+
+
+def _message(answer: Answer) -> Message:
+    return answer.call.choices[answer.node.choice].message
+
+
+def _agreed(chain: Sequence[Answer]) -> Sampling:
     """How all answers of the chain were sampled. L01: a trace has one sampling, or a trainer could not know what it trains."""
     first, *others = (answer.call for answer in chain)
-    sampling = _said(first)
+    agreed = sampling(first)
     for call in others:
-        if (said := _said(call)) != sampling:
-            one, other = structs.asdict(sampling), structs.asdict(said)
+        if (said := sampling(call)) != agreed:
+            one, other = structs.asdict(agreed), structs.asdict(said)
             raise CaptureError("L01", f"of one trace, call {first.call_id} was sampled with {one}, {call.call_id} with {other}")
-    return sampling
+    return agreed
 
 
-def _said(call: Call) -> _Sampling:
-    try:
-        temperature, top_p, top_k = (call.resolved[name] for name in ("temperature", "top_p", "top_k"))
-    except KeyError as missing:
-        raise CaptureError("L01", f"call {call.call_id} does not say with which {missing.args[0]} it was sampled") from None
-    return _Sampling(temperature, top_p, int(top_k), call.logprobs_mode)
-
-
-def _starts(chain: list[_Answer], tree: TokenTree, prompt_length: int) -> list[tuple[int, _Answer]]:
-    """Where in the response each answer of the chain begins."""
-    wanted = {answer.node.node_id: answer for answer in chain}
-    starts: list[tuple[int, _Answer]] = []
-    depth = -prompt_length
-    for node, stop in tree.spans(tree.end(chain[-1].node.node_id)):
-        if node.node_id in wanted:
-            starts.append((depth, wanted[node.node_id]))
-        depth += stop
-    return starts
-
-
-def _versions(chain: list[_Answer]) -> tuple[VersionSpan, ...]:
+def _versions(chain: Sequence[Answer]) -> tuple[VersionSpan, ...]:
     """Spans over the chain's trained tokens, neighbours of one version joined."""
-    spans: list[VersionSpan] = []
-    base = 0
-    for answer in chain:
-        covered = 0
-        for span in answer.node.versions:
-            if span.start != covered or span.end <= span.start:
-                raise CaptureError("W01", f"token {covered} of call {answer.call.call_id} has no policy version")
-            covered = span.end
-            start = base + span.start
-            if spans and spans[-1].policy_version == span.policy_version:
-                start = spans.pop().start
-            spans.append(VersionSpan(start, base + span.end, span.policy_version))
-        if covered != len(answer.node.ids):
-            raise CaptureError("W01", f"versions of call {answer.call.call_id} end at token {covered} of {len(answer.node.ids)}")
-        base += covered
-    return tuple(spans)
+    return spans_of(np.concatenate([token_versions(answer) for answer in chain]))
+
+
+def spans_of(versions: Int32Array) -> tuple[VersionSpan, ...]:
+    """Spans of equal neighbours; `versions` int32[n]."""
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[:1] - 1)).tolist()
+    return tuple(VersionSpan(start, end, int(versions[start])) for start, end in pairwise([*starts, len(versions)]))
 
 
 def _account(
