@@ -2,7 +2,7 @@
 
 python -m benchmarks.gateway                       CPU, added latency, streaming; about five minutes
 python -m benchmarks.gateway --sessions 1000       memory and latency with many sessions in flight
-python -m benchmarks.gateway --profile             where the time of Polar's gateway goes
+python -m benchmarks.gateway --profile             where the time of Polar's gateway goes (--gateways polar or token-in)
 python -m benchmarks.gateway --install-peers       only install the peers into $POLAR_CACHE/bench
 """
 
@@ -39,9 +39,10 @@ from benchmarks.tables import Missing, calls_table, crowd_table, streams_table
 from polar.engines.embedded.models import resolve
 
 NOTE = """\
-Polar's gateway works token-in: it renders and encodes what is new in a prompt, splices the stored ids of the history, checks
-what was sampled and has it on disk before the reply. The peers are asked in chat and pass text on: there the engine renders.
-rLLM's gateway captures what the engine says; LiteLLM and nginx capture nothing. The engine is a stub that answers at once."""
+`polar` is the gateway in chat mode: the engine renders, as it does for the peers, and tells the ids; `token-in` renders and
+encodes what is new in a prompt itself, and splices the stored ids of the history. Both check what was sampled, and have it
+on disk before the reply. rLLM's gateway captures what the engine says; LiteLLM and nginx capture nothing. The engine is a
+stub that answers at once."""
 PROFILE_SECONDS = 5.0
 OPEN_FILES = 16_384  # a thousand callers need more than the usual thousand
 
@@ -117,7 +118,7 @@ async def profile(options: Options) -> None:
     for dialect in [dialect for dialect in DIALECTS if dialect.name in options.dialects]:
         async with contextlib.AsyncExitStack() as stack:
             engine = await stack.enter_async_context(stub_engine())
-            gateway = await stack.enter_async_context(STARTERS["polar"](engine, _scratch(stack)))
+            gateway = await stack.enter_async_context(STARTERS[options.gateways[0]](engine, _scratch(stack)))
             for size in options.sizes:
                 made = await lane(gateway, dialect, [size])
                 print(f"{dialect.name}, {size}, {max(CONCURRENCIES)} at a time", flush=True)

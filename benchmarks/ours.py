@@ -10,12 +10,15 @@ import cProfile
 import pstats
 import signal
 import sys
+import time
 from pathlib import Path
 
 from polar.engines.renderers import load_renderer
+from polar.engines.served import served
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import gateway
 
+CHAT_MODE, TOKEN_IN = "chat-mode", "token-in"  # who renders: the engine, or the gateway
 PROFILED = 40  # functions that are printed
 
 
@@ -27,7 +30,7 @@ class Profiler:
 
     def toggle(self) -> None:
         if self._profile is None:
-            self._profile = cProfile.Profile()
+            self._profile = cProfile.Profile(time.thread_time)
             self._profile.enable()
         else:
             self._profile.disable()
@@ -35,9 +38,10 @@ class Profiler:
             self._profile = None
 
 
-async def serve(engine_url: str, model_dir: Path, capture: Path, key: str) -> None:
+async def serve(mode: str, engine_url: str, model_dir: Path, capture: Path, key: str) -> None:
     client = VllmEngine(engine_url)
-    async with gateway(client, load_renderer(model_dir), capture, control_key=key) as running:
+    renderer = load_renderer(model_dir) if mode == TOKEN_IN else None
+    async with gateway(await served(client, renderer), capture, control_key=key) as running:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, Profiler().toggle)
         print(running.url.rpartition(":")[2], flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -46,6 +50,7 @@ async def serve(engine_url: str, model_dir: Path, capture: Path, key: str) -> No
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=(CHAT_MODE, TOKEN_IN))
     for name, type_ in (("engine_url", str), ("model_dir", Path), ("capture", Path), ("key", str)):
         parser.add_argument(name, type=type_)
     asyncio.run(serve(**vars(parser.parse_args())))

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.load import Address, LoadError, ask, fetch
+from benchmarks.ours import CHAT_MODE, TOKEN_IN
 from polar.paths import cache_dir
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,7 @@ class Gateway:
 
     Attributes:
         key: opens Polar's sessions; "" for a peer.
+        renders: the engine gets ids.
         prefix: what the path of session number N begins with, `{}` standing for N.
     """
 
@@ -58,6 +60,7 @@ class Gateway:
     process: psutil.Process
     prefix: str = ""
     key: str = ""
+    renders: bool = False
 
     async def sessions(self, count: int) -> list[Address]:
         """Where `count` conversations send their requests."""
@@ -124,14 +127,25 @@ def _nginx_program() -> str | None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+def ours(engine: Engine, scratch: Path) -> AbstractAsyncContextManager[Gateway]:
+    """Polar's gateway in chat mode: the engine renders, as for the peers."""
+    return _ours("polar", CHAT_MODE, engine, scratch)
+
+
+def ours_token_in(engine: Engine, scratch: Path) -> AbstractAsyncContextManager[Gateway]:
+    """Polar's gateway token-in: it renders, and the engine gets ids."""
+    return _ours("token-in", TOKEN_IN, engine, scratch)
+
+
 @contextlib.asynccontextmanager
-async def ours(engine: Engine, scratch: Path) -> AsyncIterator[Gateway]:
-    """Polar's gateway with a fresh capture file."""
-    key = secrets.token_urlsafe()
-    command = [sys.executable, "-m", "benchmarks.ours", engine.url, str(engine.model_dir), str(scratch / "capture.db"), key]
+async def _ours(name: str, mode: str, engine: Engine, scratch: Path) -> AsyncIterator[Gateway]:
+    """With a fresh capture file."""
+    key = secrets.token_hex()
+    capture = scratch / f"{name}.db"
+    command = [sys.executable, "-m", "benchmarks.ours", mode, engine.url, str(engine.model_dir), str(capture), key]
     with child(command) as process:
         port = await first_line(process)
-        yield Gateway("polar", int(port), psutil.Process(process.pid), key=key)
+        yield Gateway(name, int(port), psutil.Process(process.pid), key=key, renders=mode == TOKEN_IN)
 
 
 @contextlib.asynccontextmanager
@@ -205,7 +219,7 @@ http {{
 """
 
 Starter = Callable[[Engine, Path], AbstractAsyncContextManager[Gateway]]
-STARTERS: dict[str, Starter] = {"polar": ours, "rllm": rllm, "litellm": litellm, "nginx": nginx}
+STARTERS: dict[str, Starter] = {"polar": ours, "token-in": ours_token_in, "rllm": rllm, "litellm": litellm, "nginx": nginx}
 
 
 @contextlib.contextmanager

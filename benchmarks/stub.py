@@ -1,27 +1,32 @@
 """An inference server that costs next to nothing: it knows one answer of 200 tokens, written out in advance.
 
 `POST /inference/v1/generate` answers as vLLM's token route does, `POST /v1/chat/completions` as vLLM does when it is asked for
-token ids and log-probabilities; a streamed answer has one event per token. `POST /pace?hold=SECONDS&step=SECONDS` sets how long
-every answer is held back, and how long a token of a stream takes (0: all at once).
+token ids and log-probabilities, and `GET /weight_info` names the version. A streamed answer has one event per token. A chat whose
+history holds our answer is rendered as its first prompt, that answer and a little more. `POST /pace?hold=SECONDS&step=SECONDS`
+sets how long every answer is held back, and how long a token of a stream takes (0: all at once).
 """
 
 import argparse
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 TOKENS = 200
 MAX_MODEL_LEN = 1_000_000
 CHAT_PROMPTS = {0: 250, 20_000: 25_000, 300_000: 120_000}  # bytes of a chat request, from there: prompt ids of its answer
 REPLY_IDS = [*(504 + number % 40 for number in range(TOKENS - 1)), 2]
+FOLLOW_UP_IDS = 20
 TEXT = "The build is green; next I read the failing test and its fixture. "
 
+_TEXT_START = TEXT[:40].encode()
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _PACE = re.compile(rb"/pace\?hold=([\d.]+)&step=([\d.]+)")
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_WEIGHTS = b'{"weight_version":"default"}'
 
 
 def _compact(value: object) -> bytes:
@@ -75,13 +80,15 @@ def _logprob(piece: str) -> dict[str, object]:
     return {"token": piece, "logprob": -0.5123456716537476, "bytes": list(piece.encode()), "top_logprobs": []}
 
 
-def prompt_ids(count: int) -> list[int]:
-    """As many ids, of four and five digits."""
-    return [1000 + number * 7919 % 30_000 for number in range(count)]
+def prompt_ids(count: int, *, follows: bool) -> list[int]:
+    """As many ids, of four and five digits; of a prompt that `follows` our answer, with that and a few more."""
+    ids = [1000 + number * 7919 % 30_000 for number in range(count)]
+    return [*ids, *REPLY_IDS, *range(700, 700 + FOLLOW_UP_IDS)] if follows else ids
 
 
-def chat_whole(prompt_tokens: int) -> bytes:
+def chat_whole(prompt: list[int]) -> bytes:
     """Body of an answer that is not streamed."""
+    prompt_tokens = len(prompt)
     pieces = _pieces()
     choice = {
         "index": 0,
@@ -95,22 +102,30 @@ def chat_whole(prompt_tokens: int) -> bytes:
             **_chat("chat.completion"),
             "choices": [choice],
             "usage": _usage(prompt_tokens),
-            "prompt_token_ids": prompt_ids(prompt_tokens),
+            "prompt_token_ids": prompt,
         }
     )
 
 
-def chat_events(prompt_tokens: int) -> list[bytes]:
+def chat_events(prompt: list[int]) -> list[bytes]:
     """Events of a streamed answer."""
+    prompt_tokens = len(prompt)
     head = _chat("chat.completion.chunk")
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    events: list[object] = [{**head, "choices": [opening], "prompt_token_ids": prompt_ids(prompt_tokens)}]
+    events: list[object] = [{**head, "choices": [opening], "prompt_token_ids": prompt}]
     for piece, token in zip(_pieces(), REPLY_IDS, strict=True):
         last = "stop" if token == REPLY_IDS[-1] else None
         choice = {"index": 0, "delta": {"content": piece}, "logprobs": {"content": [_logprob(piece)]}, "finish_reason": last}
         events.append({**head, "choices": [{**choice, "token_ids": [token]}]})
     events.append({**head, "choices": [], "usage": _usage(prompt_tokens)})
     return [*_events(*events), b"data: [DONE]\n\n"]
+
+
+def _prompts() -> Iterator[tuple[tuple[int, bool], list[int]]]:
+    """By the least size of the request, and whether it follows our answer."""
+    for size, count in CHAT_PROMPTS.items():
+        for follows in (False, True):
+            yield (size, follows), prompt_ids(count, follows=follows)
 
 
 def _chat(sort: str) -> dict[str, object]:
@@ -127,9 +142,15 @@ class Server:
     model_dir: str
     hold: float = 0.0
     step: float = 0.0
-    whole: dict[int, bytes] = field(default_factory=lambda: {size: chat_whole(ids) for size, ids in CHAT_PROMPTS.items()})
-    events: dict[int, list[bytes]] = field(default_factory=lambda: {size: chat_events(ids) for size, ids in CHAT_PROMPTS.items()})
+    whole: dict[tuple[int, bool], bytes] = field(default_factory=lambda: {key: chat_whole(ids) for key, ids in _prompts()})
+    events: dict[tuple[int, bool], list[bytes]] = field(
+        default_factory=lambda: {key: chat_events(ids) for key, ids in _prompts()}
+    )
     streams: list["Stream"] = field(default_factory=list)
+
+    def told(self, request: bytes) -> bytes:
+        """What a GET route says."""
+        return _WEIGHTS if request.startswith(b"GET /weight_info ") else self.models()
 
     def models(self) -> bytes:
         model = {"id": "policy", "object": "model", "root": self.model_dir, "max_model_len": MAX_MODEL_LEN}
@@ -193,7 +214,7 @@ class Exchange(asyncio.Protocol):
 
     def _take(self, request: bytes) -> None:
         if request.startswith(b"GET "):
-            self._whole(self._server.models())
+            self._whole(self._server.told(request))
         elif pace := _PACE.match(request[5:100]):
             self._server.hold, self._server.step = float(pace[1]), float(pace[2])
             self._whole(b"{}")
@@ -206,11 +227,11 @@ class Exchange(asyncio.Protocol):
         if request.startswith(b"POST /inference/v1/generate"):
             self._stream(generated(request))
             return
-        size = max(least for least in CHAT_PROMPTS if least <= len(request))
+        key = max(least for least in CHAT_PROMPTS if least <= len(request)), _TEXT_START in request
         if b'"stream":true' in request or b'"stream": true' in request:
-            self._stream(self._server.events[size])
+            self._stream(self._server.events[key])
         else:
-            self._whole(self._server.whole[size])
+            self._whole(self._server.whole[key])
 
     def _stream(self, events: list[bytes]) -> None:
         if self._server.step:

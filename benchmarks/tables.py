@@ -22,7 +22,7 @@ def calls_table(lanes: Sequence[Lane], size: str, results: Results, missing: Mis
         if lane.gateway is None:
             continue
         used = [results.cpu(lane.name, size, number) for number in CONCURRENCIES]
-        engine = "engine ids" if lane.gateway.key else "engine chat"
+        engine = "engine ids" if lane.gateway.renders else "engine chat"
         added = results.p50(lane.name, size, 1) - results.p50(engine, size, 1)
         first = _ms(lane.first_cpu[size]) if lane.gateway.key else ""
         ratios = [_ratio(cpu, _reference(results, size, number)) for cpu, number in zip(used, CONCURRENCIES, strict=True)]
