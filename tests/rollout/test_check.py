@@ -8,6 +8,8 @@ import pytest
 from polar import harnesses
 from polar.rollout.check import INSTRUCTION, Checked, check
 
+pytestmark = pytest.mark.heavy  # a quarter of a minute that `make test` does not have
+
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -201,6 +201,23 @@ async def test_no_key_is_left_in_what_a_harness_printed(policy: Policy) -> None:
     assert "pk-" not in result.error + (RunFolder(options.out).session(result.session_id) / "harness.err").read_text()
 
 
+async def test_no_password_of_an_engine_or_a_route_is_stored_or_told(policy: Policy) -> None:
+    def script(call: ScriptedCall) -> Scripted:
+        return Scripted("Never mind.", fault="http_500") if call.turn else write_and_answer(call)
+
+    watching = Watching()
+    async with policy(script) as (_, options):
+        url, guarded = options.engine, options.engine.replace("http://", "http://polar:s3cret@")
+        options = RunOptions(options.out, guarded, sandbox="process", routes={"other": guarded})
+        (failed,) = (await run_tasks([agent_task(samples=1)], options, watching)).results
+    assert url in failed.error
+    with closing(LedgerReader.open(RunFolder(options.out).ledger)) as ledger:
+        assert (ledger.meta()["engine"], ledger.meta()["routes"]) == (url, f"other={url}")
+    stored = b"".join(path.read_bytes() for path in options.out.rglob("*") if path.is_file())
+    assert b"s3cret" not in stored
+    assert "s3cret" not in "".join(watching.notes)
+
+
 async def test_only_so_many_sessions_are_prepared_ahead(policy: Policy) -> None:
     class Counting(Watching):
         most = 0

@@ -9,10 +9,11 @@ done.pass_at_1, done.trajectories()
 import asyncio
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -67,6 +68,9 @@ def run(
     model: str = "",
     sandbox: SandboxChoice = "auto",
     concurrency: int = 8,
+    renderer: str = "auto",
+    routes: Mapping[str, str] = MappingProxyType({}),
+    accept_unproven: bool = False,
     observer: Observer | None = None,
 ) -> Run:
     """Run tasks and wait for the end; works in scripts and in notebooks.
@@ -74,14 +78,14 @@ def run(
     Args:
         out: the run's folder; the same call again goes on with what is not finished. None makes a temporary one.
         harness, samples: override those of the tasks.
-        engine: `embedded`, or the URL of a server that speaks vLLM's generate API; `model` as in `polar run --model`.
+        engine, model, renderer, routes, accept_unproven: as in `polar run`; `routes` by the name of the requested model.
 
     Raises:
         UsageError: tasks or options cannot be used.
         InfrastructureError: the engine died, the disk is full, …; the same call goes on.
     """
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="polar-run-"))
-    options = RunOptions(folder, engine, model, sandbox, concurrency)
+    options = RunOptions(folder, engine, model, sandbox, concurrency, renderer, routes, accept_unproven)
     wanted = [_override(task, harness, samples) for task in tasks]
     summary = _wait(lambda: asyncio.run(run_tasks(wanted, options, observer or Silent())))
     return Run(summary.out, summary.results)

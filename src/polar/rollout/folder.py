@@ -43,6 +43,11 @@ class RunFolder:
             UsageError: there is no run at `path`.
         """
         folder = cls(path)
+        if not folder.ledger.is_file() and folder.capture.is_file():
+            raise UsageError(
+                f"{path} is what a gateway captured alone, without tasks and rewards: `polar audit {path}` proves it, and "
+                "`GET /sessions/ID/trajectory` of a `polar gateway --out` on it gives the traces of a session"
+            )
         if not folder.ledger.is_file():
             raise UsageError(f"{path} is no run folder: it has no ledger.db. `polar run … --out {path}` makes one")
         return folder

@@ -5,18 +5,18 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from polar import evaluators, harnesses, sandboxes
-from polar.engines.launch import EngineProcess
+from polar.engines.keys import shown
 from polar.errors import InfrastructureError, PolarError, UsageError
 from polar.gateway.gateway import gateway
 from polar.paths import cache_dir
-from polar.rollout.connect import Connected, connected
+from polar.rollout.connect import Connected, EngineOptions, connected
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Observer
 from polar.rollout.sessions import Attempt, Ending, Places, Session, Slots, result_from_store
@@ -38,9 +38,7 @@ class RunOptions:
 
     Attributes:
         out: the run's folder; a run that is there goes on.
-        engine: `embedded`, or the URL of a server that speaks vLLM's generate API.
-        model: for the embedded engine, `smollm2` or a model directory; for a URL, the directory of the model's
-            tokenizer, "" to use the one that the engine names.
+        engine, model, renderer, routes, accept_unproven: as in `EngineOptions`.
         concurrency: harnesses that run at the same time.
     """
 
@@ -49,6 +47,13 @@ class RunOptions:
     model: str = ""
     sandbox: SandboxChoice = "auto"
     concurrency: int = 8
+    renderer: str = "auto"
+    routes: Mapping[str, str] = field(default_factory=dict)
+    accept_unproven: bool = False
+
+    @property
+    def serving(self) -> EngineOptions:
+        return EngineOptions(self.engine, self.model, self.renderer, self.routes, self.accept_unproven)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ async def run_tasks(tasks: Sequence[Task], options: RunOptions, observer: Observ
         UsageError: tasks or options cannot be used.
         InfrastructureError: the engine died, the disk is full, …; finished sessions stay finished.
     """
-    _check(tasks, options)
+    check_tasks(tasks, options)
     folder = RunFolder(options.out)
     _make(folder.path)
     async with AsyncExitStack() as stack:
@@ -79,12 +84,12 @@ async def run_tasks(tasks: Sequence[Task], options: RunOptions, observer: Observ
         wanted = _wanted(tasks, ledger)
         observer.planned(sum(task.samples for task in tasks), sum(task.samples for task in tasks) - len(wanted))
         if wanted:
-            await _install(tasks, observer)
+            await install(tasks, observer)
             await _work(wanted, options, folder, ledger, observer, stack)
         return RunSummary(options.out, _latest(tasks, ledger))
 
 
-def _check(tasks: Sequence[Task], options: RunOptions) -> None:
+def check_tasks(tasks: Sequence[Task], options: RunOptions) -> None:
     """Find out before anything is started what cannot work."""
     if not tasks:
         raise UsageError("there are no tasks to run")
@@ -106,7 +111,8 @@ def _make(folder: Path) -> None:
         raise UsageError(f"--out {folder}: {error.strerror}; name a directory that can be made or written") from None
 
 
-async def _install(tasks: Sequence[Task], observer: Observer) -> None:
+async def install(tasks: Sequence[Task], observer: Observer) -> None:
+    """Install the harnesses of `tasks` that are not there."""
     loop = asyncio.get_running_loop()
 
     def report(line: str) -> None:
@@ -122,33 +128,69 @@ async def _work(
     wanted: Sequence[Attempt], options: RunOptions, folder: RunFolder, ledger: Ledger, observer: Observer, stack: AsyncExitStack
 ) -> None:
     """Start engine, gateway and sandboxes, and run what is wanted."""
-    scratch = Path(tempfile.mkdtemp(prefix="polar-"))
-    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-    factory = sandboxes.choose(options.sandbox, scratch)
-    observer.note(f"sandbox: {factory.kind}")
-    backend = await stack.enter_async_context(connected(options.engine, options.model, log=folder.engine_log, note=observer.note))
-    await _settle_meta(ledger, backend, options, factory.kind)
-    serving = await stack.enter_async_context(gateway(backend.engine, backend.renderer, folder.capture))
-    places = Places(folder, ledger, serving, factory, observer)
-    await _close_interrupted(places)
+    node = await stack.enter_async_context(open_node(options, folder, ledger, observer))
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_watch(backend.process))
-            await _run_all(wanted, places, options.concurrency)
+            watch = group.create_task(node.watch())
+            await _run_all(wanted, node.places, options.concurrency)
             watch.cancel()
     except* PolarError as errors:
-        raise _first(errors) from None
+        raise first(errors) from None
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+@dataclass(frozen=True)
+class Node:
+    """What sessions run on: engine, gateway and sandboxes that are up, and how many of them at a time."""
+
+    backend: Connected
+    places: Places
+    slots: Slots
+
+    async def run(self, attempt: Attempt) -> SessionResult:
+        """One session from its sandbox to its score; whoever calls it bounds how many are under way.
+
+        Raises:
+            StoreError: results cannot be recorded.
+        """
+        result = await Session(attempt, self.places).live(self.slots, lambda: None)
+        assert result is not None, "only a session that was cancelled has none"
+        return result
+
+    async def watch(self) -> None:
+        """Wait until the engine dies, and raise that; returns at once for an engine that somebody else runs."""
+        if self.backend.process is not None:
+            raise await self.backend.process.wait_dead()
+
+
+@asynccontextmanager
+async def open_node(options: RunOptions, folder: RunFolder, ledger: Ledger, observer: Observer) -> AsyncIterator[Node]:
+    """Start engine, gateway and sandboxes for a run's folder; sessions that an earlier process left open are closed.
+
+    Raises:
+        UsageError: the folder's run had another model, renderer or sandbox, or the options cannot be used.
+        EngineError: the engine does not start, or does not answer.
+    """
+    async with AsyncExitStack() as stack:
+        scratch = Path(tempfile.mkdtemp(prefix="polar-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        factory = sandboxes.choose(options.sandbox, scratch)
+        observer.note(f"sandbox: {factory.kind}")
+        backend = await stack.enter_async_context(connected(options.serving, log=folder.engine_log, note=observer.note))
+        await _settle_meta(ledger, backend, options, factory.kind)
+        serving = await stack.enter_async_context(gateway(backend.policy, folder.capture, routes=backend.routes))
+        places = Places(folder, ledger, serving, factory, observer)
+        await _close_interrupted(places)
+        yield Node(backend, places, _slots(options.concurrency))
+
+
+def _slots(concurrency: int) -> Slots:
+    return Slots(*(asyncio.Semaphore(n) for n in (PREPARE_SLOTS, concurrency, SCORE_SLOTS)))
+
+
+def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group, however deep it lies."""
     error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-async def _watch(process: EngineProcess | None) -> None:
-    """End the run when its engine dies."""
-    if process is not None:
-        raise await process.wait_dead()
+    return first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _run_all(wanted: Sequence[Attempt], places: Places, concurrency: int) -> None:
@@ -156,7 +198,7 @@ async def _run_all(wanted: Sequence[Attempt], places: Places, concurrency: int) 
 
     The group is theirs alone: when the run stops, each is cancelled exactly once, and can record how it ended.
     """
-    slots = Slots(*(asyncio.Semaphore(n) for n in (PREPARE_SLOTS, concurrency, SCORE_SLOTS)))
+    slots = _slots(concurrency)
     ahead = asyncio.Semaphore(concurrency + PREPARED_AHEAD)
     silent = _SilenceGuard(min(EMPTY_SESSIONS, len(wanted)))
     async with asyncio.TaskGroup() as sessions:
@@ -198,10 +240,12 @@ async def _settle_meta(ledger: Ledger, backend: Connected, options: RunOptions, 
         UsageError: the folder's run had another model, renderer or sandbox.
     """
     settings = {
-        "engine": options.engine,
-        "model": backend.model,
-        "model_path": str(backend.model_path),
-        "renderer": backend.renderer.name,
+        "engine": shown(options.engine),
+        "model": backend.policy.info.model,
+        "model_path": str(backend.model_path or ""),
+        "renderer": backend.policy.renderer.name if backend.policy.renderer else "chat",
+        "routes": ", ".join(f"{name}={shown(address)}" for name, address in options.routes.items()),
+        "self_test": "; ".join(test.line for test in backend.tested.values()),
         "sandbox": sandbox,
         "polar_version": __version__,
     }

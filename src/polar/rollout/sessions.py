@@ -148,7 +148,11 @@ class Session:
     async def _open(self) -> None:
         profile = harnesses.get(self._task.harness.name).profile
         self._opened = await self._places.gateway.sessions.open(
-            task_id=self._task.id, profile=profile, sampling=self._task.sampling, metadata={"sample": str(self._attempt.sample)}
+            task_id=self._task.id,
+            profile=profile,
+            sampling=self._task.sampling,
+            reasoning_history=self._task.reasoning_history,
+            metadata={"sample": str(self._attempt.sample)},
         )
         await self._places.ledger.add_session(self._session_id, self._task.id, self._attempt.sample, self._attempt.number)
 

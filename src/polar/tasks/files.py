@@ -14,9 +14,10 @@ from polar.specs import HarnessSpec, Task
 from polar.tasks.checks import check
 from polar.tasks.decoding import decode, did_you_mean, fail
 from polar.tasks.documents import RawTask, read_jsonl, read_yaml
+from polar.tasks.workspace import PREFIX, workspace_tasks
 
 READERS = {".yaml": read_yaml, ".yml": read_yaml, ".jsonl": read_jsonl}
-EXPECTED = "a YAML file (.yaml, .yml), a JSONL file (.jsonl), a directory of such files, or the name `demo`"
+EXPECTED = "a YAML file (.yaml, .yml), a JSONL file (.jsonl), a directory of such files, `demo`, or workspace:train:NUMBER"
 
 
 class Overrides(Struct, frozen=True):
@@ -45,7 +46,9 @@ def load(sources: Sequence[str], overrides: Overrides = NO_OVERRIDES) -> list[Ta
     """
     tasks: list[Task] = []
     places: dict[str, RawTask] = {}
-    for raw in (raw for source in sources for raw in _raw_tasks(source)):
+    made = {source: workspace_tasks(source) for source in sources if source.startswith(PREFIX)}
+    tasks += [_override(task, overrides) for source in made for task in made[source]]
+    for raw in (raw for source in sources if source not in made for raw in _raw_tasks(source)):
         task = decode(raw)
         if first := places.get(task.id):
             fail(raw, ("id",), f"{task.id!r} is already at {first.path}:{first.line_of(['id'])}; ids are unique in a run")

@@ -1,0 +1,71 @@
+"""New weights into an engine that serves: no call fails, and no token is sampled under weights with another name.
+
+The engine pauses where it is, loads, is told the version, forgets prefixes that old weights computed (W02), and goes on. A
+harness that waits meanwhile is held by the gateway's keep-alives (W03).
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from polar.engines.protocol import Engine, WeightControl
+from polar.errors import EngineError, UsageError
+
+KEPT = 2  # directories of weights, so that an engine that starts anew can load the last
+
+
+class Publisher:
+    """Publishes a policy's weights to one engine, or to all replicas of one.
+
+    Args:
+        folder: where weights are written, a directory a version; the engine has to see it under the same path.
+    """
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        if not isinstance(engine, WeightControl):
+            raise UsageError(f"the weights of {engine.name} cannot be changed: train with the embedded engine, vLLM or SGLang")
+        self._engine: WeightControl = engine
+        self._folder = folder.absolute()
+
+    async def publish(self, save: Callable[[Path], None], version: int) -> dict[str, float]:
+        """Have `save` write the weights, and the engine sample from them as `version`; seconds that it took.
+
+        Raises:
+            EngineError: the engine did not take them. It was told to go on, under whatever it has: stop the run.
+        """
+        began = time.perf_counter()
+        directory = self._folder / f"{version:06}"
+        await asyncio.to_thread(save, directory)
+        saved = time.perf_counter()
+        await self.load(directory, version)
+        await asyncio.to_thread(self._forget_old)
+        return {"seconds/save": saved - began, "seconds/publish": time.perf_counter() - saved}
+
+    async def load(self, directory: Path, version: int) -> None:
+        """Have the engine sample from the weights in `directory` as `version`.
+
+        Raises:
+            EngineError: as `publish`.
+        """
+        engine = self._engine
+        await engine.pause("keep")
+        try:
+            await engine.reload_weights(str(directory))
+            await engine.update_version(version)
+            await self._forget_prefixes()
+        finally:
+            await engine.resume()
+
+    async def _forget_prefixes(self) -> None:
+        """An engine that salts its prefixes with the version never reuses old ones, and may keep them while calls hold them."""
+        try:
+            await self._engine.reset_prefix_cache()
+        except EngineError:
+            if not self._engine.salts_prefixes:
+                raise
+
+    def _forget_old(self) -> None:
+        for directory in sorted(path for path in self._folder.iterdir() if path.name.isdigit())[:-KEPT]:
+            shutil.rmtree(directory, ignore_errors=True)
