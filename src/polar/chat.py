@@ -40,7 +40,7 @@ class ToolCall(Struct, frozen=True):
     arguments: str
 
 
-class Message(Struct, frozen=True, omit_defaults=True):
+class Message(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """One message.
 
     Attributes:

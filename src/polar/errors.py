@@ -3,6 +3,7 @@
 PolarError
 ├── UsageError              the user's input is wrong: a task file, a flag, an unknown harness
 ├── CaptureError            tokens that cannot be trusted; carries the id of the fault in docs/faithfulness.md (T08, L02, …)
+├── BridgeRefused           a renderer cannot go on from sampled ids; the history is rendered whole, and forks
 ├── RequestError            a harness's request is refused; carries the HTTP status and a machine-readable code
 │   ├── InvalidRequest          400
 │   ├── ContextLengthExceeded   400, in each dialect's own shape
@@ -37,6 +38,10 @@ class CaptureError(PolarError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+
+
+class BridgeRefused(PolarError):
+    """A renderer cannot go on from sampled ids; the history is to be rendered whole."""
 
 
 class RequestError(PolarError):

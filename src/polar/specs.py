@@ -3,7 +3,9 @@
 Structs that a user writes forbid unknown fields, so that a typo is an error and not a default.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -15,6 +17,8 @@ from polar.chat import Message, Tool
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 UInt8Array = NDArray[np.uint8]
+Extras = Mapping[str, NDArray[np.generic]]  # what is known of each of n tokens besides, by name; [n, …]
+NO_EXTRAS: Extras = MappingProxyType({})
 
 Stage = Literal["queued", "preparing", "ready", "running", "scoring", "done"]
 SessionStatus = Literal["completed", "failed", "timed_out", "cancelled"]
@@ -26,19 +30,52 @@ ExcludedReason = Literal[
     "undelivered",  # the answer never reached the harness, and no later prompt holds it
     "untrusted",  # a detector refused the call's tokens
     "auxiliary",  # title, quota and other side calls
-    "constrained",  # sampled under a grammar whose mask is not stored
+    "constrained",  # sampled under a grammar: the log-probabilities are of the masked distribution
+    "truncated",  # cut by length, where the training policy leaves that out
     "stop_tail",  # sampled after a stop text that the harness asked for, before the engine could be stopped
+    "external",  # answered by a model that is not the policy: a frozen one, or somebody else's
+    "unproven",  # sampled by an engine that shows no ids
     "no_reward",  # the session ended without a reward: infrastructure failed, or it was cancelled
 ]
 
 
 class SamplingSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer's sampling; it overrides the harness's. `max_tokens` bounds each call; None leaves it to harness and room."""
+    """The trainer's sampling; it overrides the harness's.
+
+    Attributes:
+        max_tokens: bounds each call; None leaves it to harness and room.
+        regex: what every reply must match as a whole, for stress tests and for making data; such replies are `constrained`,
+            never trained. "" lets the policy speak freely.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int | None = None
+    regex: str = ""
+
+
+Treatment = Literal["train", "exclude"]
+ReasoningHistory = Literal[
+    "as_sampled",  # a history keeps its reasoning: prompts go on from the stored ids
+    "as_sent",  # each prompt is what the model's template makes of what was sent; where reasoning is dropped, it forks
+]
+
+
+class TrainingPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of tokens that are the policy's own, and of which it is a choice whether to train them.
+
+    Attributes:
+        auxiliary: titles, quota checks and other side calls.
+        aborted: answers that were not sampled to their end.
+        superseded: answers in whose place another was asked.
+        truncated: other answers that were cut by length.
+    """
+
+    auxiliary: Treatment = "exclude"
+    aborted: Treatment = "exclude"
+    superseded: Treatment = "exclude"
+    truncated: Treatment = "train"
 
 
 class HarnessSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +119,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
         instruction: what the harness is told.
         workspace: files that the session starts with, path → text; or the path of a directory to copy.
         samples: sessions per task (a GRPO group).
+        reasoning_history: what becomes of earlier reasoning in later prompts (T03).
     """
 
     id: str
@@ -91,6 +129,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
     evaluator: EvaluatorSpec = EvaluatorSpec()
     samples: int = 1
     sampling: SamplingSpec = SamplingSpec()
+    reasoning_history: ReasoningHistory = "as_sampled"
     timeouts: Timeouts = Timeouts()
     metadata: dict[str, str] = {}
 
@@ -190,6 +229,8 @@ class Trace:
         response_logprobs: float32[r], the engine's value where `loss_mask` is 1, else 0.
         policy_versions: spans over the *trained* tokens in their order; they cover exactly `loss_mask.sum()` tokens.
         call_ids: the calls whose sampled tokens are trained here, in order.
+        answers: places in `response_messages` of what these calls said, as they said it; a history that came back without an
+            answer as a message of its own has no place for it.
         temperature, top_p, top_k: how the engine sampled them, the same for all (`top_k` 0: no limit).
         logprobs_mode: what `response_logprobs` are of: `raw` logits, or `processed` ones, after temperature and truncation.
         weight: this trace's share of its session's loss; the shares of a session sum to 1.
@@ -212,6 +253,7 @@ class Trace:
     reward: float | None = None
     weight: float = 1.0
     branch: Branch = Branch()
+    answers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,6 +266,7 @@ class Trajectory:
     builder: str
     findings: tuple[Finding, ...] = ()
     error: str = ""
+    policy: TrainingPolicy = TrainingPolicy()
 
 
 class Timing(Struct, frozen=True):

@@ -18,12 +18,11 @@ def test_a_finished_run_is_proven(polar: Polar, run: RunFolder) -> None:
 
 
 def test_a_damaged_run_is_not(polar: Polar, run: RunFolder) -> None:
-    damage = Damage(run)
-    damage.logprobs(WORK, damage.sampled(WORK), lambda values: values.__setitem__(1, 0.5))
+    Damage(run).call(WORK, 1, prompt_tokens=1)
     told = polar("audit", run.path)
     assert told.exit_code == 1
-    assert "✗ 1 L02" in told.output
-    assert "L02: log-probability 0.5 of sampled token 1 of" in told.output
+    assert "✗ 1 prompt_tokens" in told.output
+    assert "ids, the prompt had 1" in told.output
     assert told.output.count("✓") == len(CLAIMS) - 1
 
 
@@ -34,6 +33,27 @@ def test_without_the_model_it_says_what_was_not_checked(polar: Polar, run: RunFo
     assert told.output.count("not checked") == 2
     assert told.output.count("✓") == len(CLAIMS) - 2
     assert "runs/one: proven, except T06, reply: no tokenizer ·" in told.output
+
+
+def test_where_the_engine_rendered_it_says_so(polar: Polar, run: RunFolder) -> None:
+    Damage(run).ledger("UPDATE meta SET value = 'chat' WHERE name = 'renderer'")
+    told = polar("audit", run.path)
+    assert told.exit_code == 0
+    assert "runs/one: proven, except T06, reply: the engine rendered ·" in told.output
+
+
+def test_what_a_gateway_captured_alone_is_proven_as_far_as_there_are_files(polar: Polar, run: RunFolder) -> None:
+    run.ledger.unlink()
+    told = polar("audit", run.path)
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("some claims cannot be checked: the run does not say where its model's tokenizer is")
+    assert "proven, except T06, reply: no tokenizer; weights, ledger, frozen: no ledger ·" in told.output
+    assert told.output.count("✓") == len(CLAIMS) - 5
+    assert "= 0 trained + excluded" in told.output, "nobody gave a reward"
+    Damage(run).ids(WORK, 0, lambda ids: ids.__setitem__(0, 7))
+    told = polar("audit", run.path)
+    assert told.exit_code == 1
+    assert "prompt_hash: the path hashes to" in told.output
 
 
 def test_only_what_is_proven_whole_is_green(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,17 @@ from polar.cli.export import replacing
 from polar.cli.runs import Run
 from polar.errors import StoreError
 from polar.rollout.folder import RunFolder
-from polar.specs import BuilderName, SessionResult, Trace, Trajectory
+from polar.specs import BuilderName, SessionResult, Trace, TrainingPolicy, Trajectory
 from polar.store.capture import CaptureReader
 from polar.store.captured import read_captured, trajectory
+from polar.trajectory.arrow import read_table
 from polar.trajectory.builders import build
+from polar.trajectory.reading import read_json
+from polar.trajectory.tensors import read_forest, read_tensors
 from tests.audit.damage import CUT, REWRITE, WORK, Damage
 from tests.cli.conftest import Polar
+from tests.trajectory.exports import same, told
+from tests.trajectory.forests import sequences
 
 
 def traces(run: RunFolder) -> list[Trace]:
@@ -112,18 +117,19 @@ def test_each_file_says_how_the_tokens_were_sampled(polar: Polar, run: RunFolder
         assert json.loads(file.metadata()["sampling"]) == [said] * 4
 
 
-def test_json_lines_are_written_session_by_session(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["json", "sft", "parquet", "safetensors"])
+def test_a_file_is_written_session_by_session(polar: Polar, run: RunFolder, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     made: list[weakref.ref[Trajectory]] = []
     alive: list[int] = []
 
-    def watched(reader: CaptureReader, result: SessionResult, builder: BuilderName) -> Trajectory:
+    def watched(reader: CaptureReader, result: SessionResult, builder: BuilderName, policy: TrainingPolicy) -> Trajectory:
         alive.append(sum(known() is not None for known in made))
-        built = trajectory(reader, result, builder)
+        built = trajectory(reader, result, builder, policy)
         made.append(weakref.ref(built))
         return built
 
     monkeypatch.setattr(import_module("polar.cli.export"), "trajectory", watched)
-    assert polar("export", run.path, "--format", "json").exit_code == 0
+    assert polar("export", run.path, "--format", form).exit_code == 0
     assert (len(alive), max(alive)) == (3, 1), "while one is built, only the one before is still there"
 
 
@@ -146,3 +152,79 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot write .*: No such file"), replacing(tmp_path / "nowhere" / "x"):
         pass
+
+
+def test_every_file_read_back_is_what_the_builder_made(polar: Polar, run: RunFolder) -> None:
+    for form in ("json", "parquet", "safetensors"):
+        assert polar("export", run.path, "--format", form).exit_code == 0
+    lines = (run.path / "traces.jsonl").read_bytes().splitlines()
+    read = {
+        "json": [trace for line in lines for trace in read_json(line).trajectory.traces],
+        "parquet": [placed.trace for placed in read_table(pq.read_table(run.path / "traces.parquet"))],
+    }
+    for found in read.values():
+        for trace, made in zip(found, traces(run), strict=True):
+            same(trace, told(made))
+    tensors = [placed.trace for placed in read_tensors((run.path / "traces.safetensors").read_bytes())]
+    assert [(ids(trace), trace.call_ids) for trace in tensors] == [(ids(made), made.call_ids) for made in traces(run)]
+
+
+@pytest.mark.parametrize("form", ["json", "forest"])
+def test_a_session_of_which_calls_are_gone_is_not_exported(polar: Polar, run: RunFolder, form: str) -> None:
+    """What is left of it goes together, so only the result can tell."""
+    Damage(run).capture("DELETE FROM nodes WHERE session = ? AND call_id = (SELECT call_id FROM calls WHERE ordinal = 2)", WORK)
+    Damage(run).capture("DELETE FROM calls WHERE session = ? AND ordinal = 2", WORK)
+    told = polar("export", run.path, "--format", form)
+    assert (told.exit_code != 0, "ended with 3 calls, and 2 are stored" in told.stderr) == (True, True)
+
+
+def test_each_session_is_a_row_group(polar: Polar, run: RunFolder) -> None:
+    assert polar("export", run.path, "--format", "parquet").exit_code == 0
+    assert pq.ParquetFile(run.path / "traces.parquet").num_row_groups == 3
+
+
+def test_a_forest_has_the_traces_with_what_they_share_once(polar: Polar, run: RunFolder) -> None:
+    told = polar("export", run.path, "--format", "forest")
+    forest = read_forest((run.path / "forest.safetensors").read_bytes())
+    assert f"3 sessions, 4 traces, {len(forest.ids):,} tokens" in told.output
+    assert len(forest.ids) < sum(len(ids(trace)) for trace in traces(run))
+    assert sorted(sequence.ids for sequence in sequences(forest)) == sorted(ids(trace) for trace in traces(run))
+    assert forest.rewards.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_chats_for_fine_tuning(polar: Polar, run: RunFolder) -> None:
+    assert polar("export", run.path, "--format", "sft").exit_code == 0
+    chats = [json.loads(line) for line in (run.path / "sft.jsonl").read_text().splitlines()]
+    assert len(chats) == 4
+    trained = sum(message.get("weight", 0) for chat in chats for message in chat["messages"])
+    assert trained == sum(len(trace.call_ids) for trace in traces(run))
+    assert polar("export", run.path, "--format", "sft", "--longest").exit_code == 0
+    assert len((run.path / "sft.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_is_trained_is_a_choice(polar: Polar, run: RunFolder) -> None:
+    plain = polar("export", run.path, "--format", "json").output
+    assert "4 traces" in plain
+    assert "5 traces" in polar("export", run.path, "--format", "json", "--superseded", "train").output
+    last = json.loads((run.path / "traces.jsonl").read_text().splitlines()[-1])["trajectory"]
+    assert (last["metadata"]["policy"]["superseded"], "superseded" in last["metadata"]["accounting"]["excluded"]) == (
+        "train",
+        False,
+    )
+    polar("export", run.path, "--format", "json", "--truncated", "exclude")
+    last = json.loads((run.path / "traces.jsonl").read_text().splitlines()[-1])["trajectory"]
+    assert last["metadata"]["accounting"]["excluded"]["truncated"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--format", "json", "--longest"), "--longest is for"),
+        (("--format", "forest", "--builder", "per_request"), "no --builder"),
+    ],
+)
+def test_options_that_a_format_does_not_know_are_wrong_usage(
+    polar: Polar, run: RunFolder, options: tuple[str, ...], says: str
+) -> None:
+    told = polar("export", run.path, *options)
+    assert (told.exit_code, says in told.stderr) == (2, True)

@@ -17,7 +17,7 @@ from tests.cli.conftest import start_polar
 def test_its_curl_lines_open_a_session_and_take_its_traces(home: Path, engine_url: str, stop: signal.Signals) -> None:
     serving = start_polar("gateway", "--engine", engine_url, "--out", "mine", "--port", "0", cwd=home)
     assert serving.stdout is not None
-    lines = [serving.stdout.readline() for _ in range(6)]
+    lines = [serving.stdout.readline() for _ in range(7)]
     url = next(line.split()[-1] for line in lines if line.startswith("polar gateway ready on http://127.0.0.1:"))
     key = next(line.strip().split("=")[1] for line in lines if line.startswith("export POLAR_CONTROL_KEY="))
     opening, closing, taking = (line.split(":  ", 1)[1] for line in lines if "curl" in line)
@@ -43,7 +43,7 @@ def test_its_curl_lines_open_a_session_and_take_its_traces(home: Path, engine_ur
 def test_a_given_key_is_used_and_not_printed(home: Path, engine_url: str) -> None:
     serving = start_polar("gateway", "--engine", engine_url, "--out", "mine", "--port", "0", cwd=home, POLAR_CONTROL_KEY="mine")
     assert serving.stdout is not None
-    lines = [serving.stdout.readline() for _ in range(5)]
+    lines = [serving.stdout.readline() for _ in range(6)]
     assert not any("export" in line for line in lines)
     opening = next(line.split(":  ", 1)[1] for line in lines if "curl" in line)
     assert run_curl(opening, "wrong")["error"]["message"] == "the control key is missing or wrong"

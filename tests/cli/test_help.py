@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,9 @@ from polar.errors import EngineError
 from polar.version import __version__
 from tests.cli.conftest import Polar
 
-COMMANDS = ["run", "show", "audit", "export", "gateway", "engine serve", "harness list", "harness install", "harness check"]
+COMMANDS = (
+    "run,show,audit,export,gateway,engine serve,engine check,harness list,harness install,harness profile,harness check"
+).split(",")
 HEAVY = "torch transformers numpy pyarrow aiohttp uvicorn starlette tokenizers".split()
 
 
@@ -46,6 +49,15 @@ def test_wrong_usage_is_one_line_and_exits_with_2(polar: Polar) -> None:
     told = polar("audit", "nowhere")
     assert (told.exit_code, told.stdout) == (2, "")
     assert told.stderr == "error: nowhere is no run folder: it has no ledger.db. `polar run … --out nowhere` makes one\n"
+
+
+def test_what_a_gateway_captured_alone_is_no_run_and_it_says_what_reads_it(polar: Polar, home: Path) -> None:
+    (home / "mine").mkdir()
+    (home / "mine" / "capture.db").touch()
+    for command in (["show", "mine"], ["show", "mine/session"], ["export", "mine", "--format", "json"]):
+        told = polar(*command)
+        assert told.exit_code == 2
+        assert "`polar audit mine` proves it" in told.stderr
 
 
 def test_an_unknown_option_exits_with_2(polar: Polar) -> None:

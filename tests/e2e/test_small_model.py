@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from polar.cli.runs import Run
 from polar.rollout.observer import Silent
 from polar.rollout.runner import RunOptions, run_tasks
 from polar.specs import EvaluatorSpec, HarnessSpec, SamplingSpec, Task
@@ -27,6 +28,7 @@ async def test_pi_asks_smollm2_and_the_model_confirms_every_log_probability(tmp_
     summary = await run_tasks([question("pi", 2)], RunOptions(tmp_path / "run", concurrency=2), Silent())
     assert [(result.status, result.calls, result.traces) for result in summary.results] == [("completed", 1, 1)] * 2
     assert {result.reward for result in summary.results} <= {0.0, 1.0}
+    assert Run.read(tmp_path / "run").meta["self_test"] == "10 proven"
     polar = Path(sys.executable).with_name("polar")
     audit = await asyncio.create_subprocess_exec(
         polar, "audit", tmp_path / "run", "--rescore", "embedded", stdout=asyncio.subprocess.PIPE

@@ -1,12 +1,6 @@
 """The real vLLM behind the gateway: the same calls, the same proofs. Needs `make vllm`; run by `make test-all`."""
 
 import asyncio
-import os
-import socket
-import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +9,7 @@ import pytest
 
 from polar.engines.embedded.models import resolve
 from polar.engines.renderers import load_renderer
+from polar.engines.served import served
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import Gateway, gateway
 from polar.rollout.observer import Silent
@@ -26,52 +21,6 @@ from tests.gateway.conversation import Conversation
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-}
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a real vLLM with SmolLM2 in float32."""
-    python = os.environ.get("POLAR_VLLM_PYTHON")
-    assert python, "POLAR_VLLM_PYTHON names no Python with vLLM; `make test-all` installs one"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    model = ["--model", str(resolve("smollm2")), "--served-model-name", "policy", "--dtype", "float32"]
-    limits = ["--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager", "--enable-scale-out"]
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [python, "-m", "vllm.entrypoints.openai.api_server", *model, *limits, "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, **QUIET},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}/health", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def wait_until_ready(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    for _ in range(300):
-        assert server.poll() is None, log.read_text(errors="replace")[-3000:]
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(log.read_text(errors="replace")[-3000:])
-
 
 def sdk(running: Gateway, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{running.base_url(key)}/v1", api_key="any", max_retries=0)
@@ -79,7 +28,7 @@ def sdk(running: Gateway, key: str) -> openai.AsyncOpenAI:
 
 async def test_a_conversation_is_one_trace_and_a_plain_prefill_gives_its_log_probabilities(vllm: str, tmp_path: Path) -> None:
     engine = VllmEngine(vllm)
-    async with gateway(engine, load_renderer(resolve("smollm2")), tmp_path / "capture.db") as running:
+    async with gateway(await served(engine, load_renderer(resolve("smollm2"))), tmp_path / "capture.db") as running:
         opened = await running.sessions.open(task_id="t", profile=HarnessProfile(), sampling=SamplingSpec(max_tokens=32))
         talk = Conversation(sdk(running, opened.key), [{"role": "user", "content": "What is the capital of France?"}])
         for turn in range(3):
@@ -97,7 +46,7 @@ async def test_a_conversation_is_one_trace_and_a_plain_prefill_gives_its_log_pro
 
 async def test_a_hang_up_in_mid_stream_aborts_the_generation(vllm: str, tmp_path: Path) -> None:
     engine = VllmEngine(vllm)
-    async with gateway(engine, load_renderer(resolve("smollm2")), tmp_path / "capture.db") as running:
+    async with gateway(await served(engine, load_renderer(resolve("smollm2"))), tmp_path / "capture.db") as running:
         opened = await running.sessions.open(task_id="t", profile=HarnessProfile(), sampling=SamplingSpec(max_tokens=2000))
         stream = await sdk(running, opened.key).chat.completions.create(
             model="policy", messages=[{"role": "user", "content": "Count from one to a thousand, in words."}], stream=True

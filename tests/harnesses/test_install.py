@@ -91,8 +91,10 @@ install_once(Path({str(tmp_path)!r}) / "cache" / "thing", build, print)
 def test_an_interruption_kills_the_tool_and_its_children_and_leaves_nothing(tmp_path: Path) -> None:
     nap = f"98{time.monotonic_ns() % 10**9}"
     program = f"""
+import signal
 from pathlib import Path
 from polar.harnesses.install import install_once, run_tool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests in the background has it ignored
 def build(directory):
     (directory / "half").touch()
     run_tool("napping", ["sh", "-c", "sleep {nap} & sleep {nap}"])

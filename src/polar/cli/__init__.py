@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from polar.cli import training
 from polar.cli.errors import PolarGroup
 
 app = typer.Typer(
@@ -18,14 +19,26 @@ app = typer.Typer(
     help="Train language agents by reinforcement learning, through harnesses that nobody had to change.\n\n"
     "Example: `polar run demo`, then `polar show runs/demo`.",
 )
-engine_app = typer.Typer(no_args_is_help=True, help="Serve a model.\n\nExample: `polar engine serve smollm2 --port 8000`")
+engine_app = typer.Typer(
+    no_args_is_help=True, help="Serve a model, or check who does.\n\nExample: `polar engine serve smollm2 --port 8000`"
+)
 harness_app = typer.Typer(no_args_is_help=True, help="The agent programs that Polar runs.\n\nExample: `polar harness install pi`")
 app.add_typer(engine_app, name="engine")
 app.add_typer(harness_app, name="harness")
 
 Builder = Annotated[Literal["prefix_merging", "per_request"], typer.Option(help="How calls become traces.")]
+Treatment = Literal["train", "exclude"]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-EngineOption = Annotated[str, typer.Option(metavar="URL|embedded", help="A server with vLLM's generate route, or Polar's own.")]
+CapturedArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or of `polar gateway`.")]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        metavar="URL|embedded",
+        help="Polar's own, or a server: vLLM, SGLang and llama.cpp are told apart by themselves, or by vllm+URL, sglang+URL, "
+        "llama_cpp+URL; openai+URL#MODEL is any provider, text only. URL,URL are replicas of one model. "
+        "Its key is $POLAR_ENGINE_KEY.",
+    ),
+]
 ModelOption = Annotated[
     str,
     typer.Option(
@@ -34,6 +47,30 @@ ModelOption = Annotated[
         "if it is not where the engine says.",
         show_default=False,
     ),
+]
+
+
+RendererOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|none|NAME",
+        help="Who turns messages into tokens. auto takes the renderer of the model's family; where there is none, or with "
+        "none, the engine renders, and histories that drift fork.",
+    ),
+]
+RouteOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--route",
+        metavar="NAME=URL",
+        help="Calls that ask for model NAME are answered by another engine, and never trained; repeatable. "
+        "Its key is $POLAR_ROUTE_KEY_NAME.",
+        show_default=False,
+    ),
+]
+UnprovenOption = Annotated[
+    bool,
+    typer.Option("--accept-unproven", help="Serve an engine that cannot prove all that training relies on."),
 ]
 
 
@@ -60,6 +97,9 @@ def run(
     harness: Annotated[str | None, typer.Option(help="Run every task with this harness.", show_default=False)] = None,
     engine: EngineOption = "embedded",
     model: ModelOption = "",
+    renderer: RendererOption = "auto",
+    route: RouteOption = None,
+    accept_unproven: UnprovenOption = False,
     samples: Annotated[int | None, typer.Option(min=1, help="Sessions per task.", show_default="what each task says")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Harnesses that run at the same time.")] = 8,
     sandbox: Annotated[Literal["auto", "process", "bubblewrap"], typer.Option(help="Where sessions live.")] = "auto",
@@ -73,14 +113,14 @@ def run(
     Example: `polar run demo --samples 4`
     """
     from polar.cli.run import run_command
+    from polar.cli.serving import serving
 
     raise typer.Exit(
         run_command(
             tasks,
             harness=harness,
             samples=samples,
-            engine=engine,
-            model=model,
+            serving=serving(engine, model, renderer, route or [], accept_unproven),
             concurrency=concurrency,
             sandbox=sandbox,
             out=out,
@@ -112,7 +152,7 @@ def show(
 
 @app.command()
 def audit(
-    run: RunArgument,
+    run: CapturedArgument,
     rescore: Annotated[
         str | None,
         typer.Option(metavar="URL|embedded", help="Compute all log-probabilities again with this engine.", show_default=False),
@@ -132,18 +172,33 @@ def audit(
 @app.command()
 def export(
     run: RunArgument,
-    format: Annotated[Literal["json", "parquet", "safetensors"], typer.Option(help="json is one session per line.")],
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="RUN/traces.<format>")] = None,
+    format: Annotated[
+        Literal["json", "parquet", "safetensors", "forest", "sft"],
+        typer.Option(
+            help="json: a session per line. parquet: a row per trace, for `datasets`. safetensors: flat arrays. "
+            "forest: likewise, with what sequences share once. sft: a chat per line."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="in RUN, named after the format")] = None,
     builder: Builder = "prefix_merging",
     only: Annotated[Literal["completed"] | None, typer.Option(help="Leave out other sessions.", show_default=False)] = None,
+    longest: Annotated[bool, typer.Option("--longest", help="For sft: only the longest trace of each session.")] = False,
+    auxiliary: Annotated[Treatment, typer.Option(help="Titles, quota checks and other side calls.")] = "exclude",
+    aborted: Annotated[Treatment, typer.Option(help="Answers that were not sampled to their end.")] = "exclude",
+    superseded: Annotated[Treatment, typer.Option(help="Answers in whose place another was asked.")] = "exclude",
+    truncated: Annotated[Treatment, typer.Option(help="Other answers that were cut by length.")] = "train",
 ) -> None:
     """Write the traces of a run for a trainer: the last finished attempt of every sample that has a reward.
 
+    What may be trained or not is yours to say: train or exclude auxiliary, aborted, superseded and truncated answers.
+
     Example: `polar export runs/demo --format parquet`
     """
-    from polar.cli.export import export_command
+    from polar.cli.export import Wanted, export_command
+    from polar.specs import TrainingPolicy
 
-    export_command(run, format, out=out, builder=builder, only=only)
+    policy = TrainingPolicy(auxiliary, aborted, superseded, truncated)
+    export_command(run, Wanted(format, builder, longest, policy), out=out, only=only)
 
 
 @app.command()
@@ -151,6 +206,9 @@ def gateway(
     out: Annotated[Path, typer.Option(help="Folder for what is captured; sessions that it holds go on.")],
     engine: EngineOption = "embedded",
     model: ModelOption = "",
+    renderer: RendererOption = "auto",
+    route: RouteOption = None,
+    accept_unproven: UnprovenOption = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8100,
 ) -> None:
@@ -161,8 +219,10 @@ def gateway(
     Example: `polar gateway --engine http://127.0.0.1:8000 --out runs/mine`
     """
     from polar.cli.gateway import gateway_command
+    from polar.cli.serving import serving
 
-    raise typer.Exit(gateway_command(out, engine=engine, model=model, host=host, port=port))
+    options = serving(engine, model, renderer, route or [], accept_unproven)
+    raise typer.Exit(gateway_command(out, serving=options, host=host, port=port))
 
 
 @engine_app.command("serve")
@@ -192,6 +252,24 @@ def engine_serve(
         max_num_seqs=max_num_seqs,
         kv_cache_gib=kv_cache_gib,
     )
+
+
+@engine_app.command("check")
+def engine_check(
+    engine: Annotated[str, typer.Argument(metavar="URL|embedded", help="What `--engine` takes elsewhere.")],
+    model: ModelOption = "",
+    renderer: RendererOption = "auto",
+) -> None:
+    """Have an engine prove what training relies on, as every run and every gateway does when it starts.
+
+    A few short generations show whether its tokens, log-probabilities and versions are what they should be. What fails is not
+    served; what cannot be proven is served with `--accept-unproven`. Exits with 1 if anything fails.
+
+    Example: `polar engine check http://127.0.0.1:8000`
+    """
+    from polar.cli.engine_check import check_command
+
+    raise typer.Exit(check_command(engine, model=model, renderer=renderer))
 
 
 @harness_app.command("list")
@@ -263,3 +341,6 @@ def harness_check(
     from polar.cli.check import check_command
 
     raise typer.Exit(check_command(names or [], every=every, installed_only=installed_only, markdown=markdown, write=write))
+
+
+training.register(app)

@@ -17,9 +17,11 @@ from polar.cli.errors import FAILED
 from polar.cli.interrupt import Stopped, drive
 from polar.cli.runs import Run
 from polar.cli.tables import excluded
-from polar.engines.renderers import load_renderer
+from polar.engines.renderers import NAMES, load_renderer
 from polar.errors import UsageError
-from polar.rollout.connect import EMBEDDED, connected
+from polar.gateway.sessions import CHAT
+from polar.rollout.connect import EMBEDDED, engine_at
+from polar.rollout.folder import RunFolder
 from polar.specs import Finding
 from polar.store.capture import CaptureReader
 from polar.store.captured import captured
@@ -30,10 +32,11 @@ NAMED_FINDINGS = 20  # more are only counted
 
 
 def audit_command(path: Path, *, rescore: str | None) -> int:
-    """Audit the run at `path`; the exit status."""
+    """Audit the run, or what a gateway captured alone, at `path`; the exit status."""
     console = output()
-    run = Run.read(path)
-    audit = audit_run(run.folder.ledger, run.folder.capture, _renderer(console, run))
+    run = _run(path)
+    has_ledger = run.folder.ledger.is_file()
+    audit = audit_run(run.folder.ledger if has_ledger else None, run.folder.capture, _renderer(console, run))
     console.print(_proof(audit))
     _print_sums(console, run, audit)
     _print_findings(console, [_line(finding, session.session_id) for session in audit.sessions for finding in session.findings])
@@ -45,9 +48,25 @@ def audit_command(path: Path, *, rescore: str | None) -> int:
     return _rescore(console, run, rescore)
 
 
+def _run(path: Path) -> Run:
+    """The run at `path`; a gateway that ran alone has no ledger, so nothing is known of tasks, sessions and results."""
+    folder = RunFolder(path)
+    alone = folder.capture.is_file() and not folder.ledger.is_file()
+    return Run(folder, (), (), {}) if alone else Run.read(path)
+
+
 def _renderer(console: Console, run: Run) -> Renderer | None:
+    """What rendered the run's prompts; None where the engine did, or the model is not at hand."""
+    named = run.meta.get("renderer", "")
+    if named == CHAT:
+        return None
+    if not (model := run.meta.get("model_path", "")):
+        console.print(plain("some claims cannot be checked: the run does not say where its model's tokenizer is", "yellow"))
+        return None
+    # A renderer's name goes on with what tells its vocabulary from others.
+    kind = max((name for name in NAMES if f"{named}-".startswith(f"{name}-")), key=len, default="auto")
     try:
-        return load_renderer(Path(run.meta.get("model_path", "")))
+        return load_renderer(Path(model), kind)
     except UsageError as error:
         console.print(plain(f"some claims cannot be checked: {error}", "yellow"), soft_wrap=True)
         return None
@@ -77,12 +96,12 @@ def _verdict(audit: RunAudit, code: str) -> Text:
 
 
 def _print_sums(console: Console, run: Run, audit: RunAudit) -> None:
-    accounting, unproven = audit.accounting, ", ".join(audit.unproven)
+    accounting, unproven = audit.accounting, _unproven(run, audit)
     verdict, style = "proven", "green"
     if audit.findings:
         verdict, style = f"{len(audit.findings)} findings", "red"
-    elif unproven:  # without findings every session was walked, so only the tokenizer can be missing
-        verdict, style = f"proven, except {unproven}: no tokenizer", "yellow"
+    elif unproven:
+        verdict, style = f"proven, except {unproven}", "yellow"
     console.print(
         plain(
             f"{run.folder.path}: {verdict} · {count(accounting.sampled)} tokens sampled = {count(accounting.trained)} trained + "
@@ -93,6 +112,17 @@ def _print_sums(console: Console, run: Run, audit: RunAudit) -> None:
     )
     if audit.unfinished:
         console.print(f"{audit.unfinished} sessions are not finished; their tokens are in no sum", style="yellow")
+
+
+def _unproven(run: Run, audit: RunAudit) -> str:
+    """Which claims were not checked, and why: without findings every session was walked, so what they need was missing."""
+    missing = {"renderer": "no tokenizer", "ledger": "no ledger"}
+    if run.meta.get("renderer") == CHAT:
+        missing["renderer"] = "the engine rendered"
+    elif audit.had_renderer:
+        missing["renderer"] = "something else rendered"
+    claims = {needs: [code for code in audit.unproven if CLAIMS[code].needs == needs] for needs in missing}
+    return "; ".join(f"{', '.join(codes)}: {missing[needs]}" for needs, codes in claims.items() if codes)
 
 
 def _print_findings(console: Console, lines: Sequence[str]) -> None:
@@ -114,8 +144,8 @@ def _rescore(console: Console, run: Run, engine: str) -> int:
 
     async def work() -> Rescoring:
         model = run.meta.get("model_path", "")
-        async with connected(engine, model, log=run.folder.engine_log, note=note) as backend:
-            return await rescore(backend.engine, _all_captured(run), EXACT if exact else APPROXIMATE)
+        async with engine_at(engine, model, log=run.folder.engine_log, note=note) as opened:
+            return await rescore(opened.engine, _all_captured(run), EXACT if exact else APPROXIMATE)
 
     exact = engine == EMBEDDED == run.meta.get("engine")
     try:

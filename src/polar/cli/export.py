@@ -1,12 +1,12 @@
-"""`polar export`: the traces of a run as a file for a trainer."""
+"""`polar export`: the traces of a run as a file for a trainer. Every format is written session by session."""
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
 import pyarrow.parquet as pq
@@ -14,14 +14,40 @@ import pyarrow.parquet as pq
 from polar.cli.console import count, output, plain
 from polar.cli.runs import Run
 from polar.errors import StoreError, UsageError
-from polar.specs import BuilderName, SessionResult
+from polar.specs import BuilderName, SessionResult, TrainingPolicy
 from polar.store.capture import CaptureReader
-from polar.store.captured import trajectory
-from polar.trajectory.arrow import table
-from polar.trajectory.export import Exported, session_json, tensors
+from polar.store.captured import trained_forest, trajectory
+from polar.trajectory.arrow import SCHEMA, table
+from polar.trajectory.export import Exported, session_json
+from polar.trajectory.forest import Forest
+from polar.trajectory.sft import chats
+from polar.trajectory.tensors import Columns, ForestTensors, TensorFile, TraceTensors
 
-Format = Literal["json", "parquet", "safetensors"]
-ENDINGS: dict[Format, str] = {"json": "jsonl", "parquet": "parquet", "safetensors": "safetensors"}
+Format = Literal["json", "parquet", "safetensors", "forest", "sft"]
+Item = TypeVar("Item")
+ENDINGS: dict[Format, str] = {
+    "json": "traces.jsonl",
+    "parquet": "traces.parquet",
+    "safetensors": "traces.safetensors",
+    "forest": "forest.safetensors",
+    "sft": "sft.jsonl",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to write; `longest` is for `sft`."""
+
+    form: Format
+    builder: BuilderName
+    longest: bool
+    policy: TrainingPolicy
+
+    def __post_init__(self) -> None:
+        if self.longest and self.form != "sft":
+            raise UsageError(f"--longest is for --format sft, not for {self.form}")
+        if self.form == "forest" and self.builder != "prefix_merging":
+            raise UsageError("--format forest has what every call shares once; it takes no --builder")
 
 
 @dataclass
@@ -43,8 +69,17 @@ class _Sums:
                 self.trained += int(trace.loss_mask.sum())
             yield exported
 
+    def count_forests(self, forests: Iterable[Forest]) -> Iterator[Forest]:
+        """Pass `forests` through; their traces are the paths to their leaves."""
+        for one in forests:
+            self.sessions += 1
+            self.traces += len(set(one.traces.tolist()) - {-1})
+            self.tokens += len(one.ids)
+            self.trained += int(one.loss_mask.sum())
+            yield one
 
-def export_command(path: Path, form: Format, *, out: Path | None, builder: BuilderName, only: str | None) -> None:
+
+def export_command(path: Path, wanted: Wanted, *, out: Path | None, only: str | None) -> None:
     """Write the file, and say what is in it, and how many sessions are not because they have no reward."""
     run = Run.read(path)
     results = [result for result in run.results if only is None or result.status == only]
@@ -52,29 +87,57 @@ def export_command(path: Path, form: Format, *, out: Path | None, builder: Build
     left_out = f"{count(len(results) - len(scored))} sessions without a reward left out"
     if not scored:
         raise UsageError(f"{path} has no {only or 'finished'} sessions with a reward to export; {left_out}")
-    target = out or path / f"traces.{ENDINGS[form]}"
+    target = out or path / ENDINGS[wanted.form]
     sums = _Sums()
     with closing(CaptureReader.open(run.folder.capture)) as reader, replacing(target) as file:
-        _write(file, form, sums.count(_sessions(reader, scored, builder)))
+        _write(file, wanted, reader, scored, sums, lambda: _spool(target.parent))
     said = f"{count(sums.sessions)} sessions, {count(sums.traces)} traces, {count(sums.tokens)} tokens"
     trained = f"{count(sums.trained)} under the mask" + (f"; {left_out}" if len(scored) < len(results) else "")
     output().print(plain(f"{target}: {said}, {trained}"), soft_wrap=True)
 
 
-def _sessions(reader: CaptureReader, results: Sequence[SessionResult], builder: BuilderName) -> Iterator[Exported]:
-    return (Exported(result, trajectory(reader, result, builder)) for result in results)
-
-
-def _write(file: BinaryIO, form: Format, sessions: Iterable[Exported]) -> None:
-    """JSON is written session by session; the others hold a whole run in memory."""
-    match form:
+def _write(
+    file: BinaryIO,
+    wanted: Wanted,
+    reader: CaptureReader,
+    results: Sequence[SessionResult],
+    sums: _Sums,
+    spool: Callable[[], BinaryIO],
+) -> None:
+    sessions = sums.count(Exported(result, trajectory(reader, result, wanted.builder, wanted.policy)) for result in results)
+    match wanted.form:
         case "json":
-            for exported in sessions:
-                file.write(msgspec.json.encode(session_json(exported)) + b"\n")
+            file.writelines(msgspec.json.encode(session_json(exported)) + b"\n" for exported in sessions)
+        case "sft":
+            lines = (chat for exported in sessions for chat in chats(exported, longest=wanted.longest))
+            file.writelines(msgspec.json.encode(chat) + b"\n" for chat in lines)
         case "parquet":
-            pq.write_table(table(list(sessions)), file)
+            _write_table(file, sessions)
         case "safetensors":
-            file.write(tensors(list(sessions)))
+            _write_tensors(file, TraceTensors(), sessions, spool)
+        case "forest":
+            forests = sums.count_forests(trained_forest(reader, result, wanted.policy) for result in results)
+            _write_tensors(file, ForestTensors(), forests, spool)
+
+
+def _spool(folder: Path) -> BinaryIO:
+    """A file without a name, which whom it is for closes."""
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def _write_table(file: BinaryIO, sessions: Iterable[Exported]) -> None:
+    """A row group for each session."""
+    with pq.ParquetWriter(file, SCHEMA) as writer:
+        for exported in sessions:
+            if exported.trajectory.traces:
+                writer.write_table(table(exported))
+
+
+def _write_tensors(file: BinaryIO, columns: Columns[Item], items: Iterable[Item], spool: Callable[[], BinaryIO]) -> None:
+    tensors = TensorFile(columns, spool)
+    for item in items:
+        tensors.add(item)
+    tensors.pour(file)
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from polar.cli.console import log_warnings, output, plain
 from polar.cli.interrupt import Stopped, drive
 from polar.errors import UsageError
 from polar.gateway.gateway import Gateway, gateway
-from polar.rollout.connect import connected
+from polar.rollout.connect import EngineOptions, connected
 from polar.rollout.folder import RunFolder
 
 CONTROL_KEY = "POLAR_CONTROL_KEY"
 
 
-def gateway_command(out: Path, *, engine: str, model: str, host: str, port: int) -> int:
+def gateway_command(out: Path, *, serving: EngineOptions, host: str, port: int) -> int:
     """Serve until SIGTERM or Ctrl-C, which are how a server ends: both exit with 0."""
     console = output()
     log_warnings()
@@ -27,18 +27,18 @@ def gateway_command(out: Path, *, engine: str, model: str, host: str, port: int)
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}") from None
     try:
-        drive(_serve(console, folder, engine, model, host, port), lambda: _note(console, "stopping"))
+        drive(_serve(console, folder, serving, host, port), lambda: _note(console, "stopping"))
     except Stopped:
         pass
     return 0
 
 
-async def _serve(console: Console, folder: RunFolder, engine: str, model: str, host: str, port: int) -> None:
+async def _serve(console: Console, folder: RunFolder, serving: EngineOptions, host: str, port: int) -> None:
     given = os.environ.get(CONTROL_KEY, "")
     key = given or secrets.token_urlsafe(24)
     async with (
-        connected(engine, model, log=folder.engine_log, note=lambda line: _note(console, line)) as backend,
-        gateway(backend.engine, backend.renderer, folder.capture, host=host, port=port, control_key=key) as running,
+        connected(serving, log=folder.engine_log, note=lambda line: _note(console, line)) as backend,
+        gateway(backend.policy, folder.capture, routes=backend.routes, host=host, port=port, control_key=key) as running,
     ):
         _announce(console, running, "" if given else key)
         if backend.process is not None:

@@ -14,6 +14,7 @@ from polar.cli.progress import Progress
 from polar.cli.runs import RUNS
 from polar.cli.tables import per_task
 from polar.errors import InfrastructureError
+from polar.rollout.connect import EngineOptions
 from polar.rollout.folder import RunFolder
 from polar.rollout.runner import RunOptions, RunSummary, SandboxChoice, run_tasks
 from polar.specs import SessionResult, Task
@@ -28,8 +29,7 @@ def run_command(
     *,
     harness: str | None,
     samples: int | None,
-    engine: str,
-    model: str,
+    serving: EngineOptions,
     concurrency: int,
     sandbox: SandboxChoice,
     out: Path | None,
@@ -39,7 +39,16 @@ def run_command(
     console = output()
     log_warnings()
     tasks = load(sources, Overrides(harness, samples))
-    options = RunOptions(out or RUNS / Path(sources[0]).resolve().stem, engine, model, sandbox, concurrency)
+    options = RunOptions(
+        out or RUNS / Path(sources[0]).resolve().stem,
+        serving.engine,
+        serving.model,
+        sandbox,
+        concurrency,
+        serving.renderer,
+        serving.routes,
+        serving.accept_unproven,
+    )
     progress = Progress(console)
     try:
         with progress.shown():

@@ -65,6 +65,9 @@ def find(target: str, run: Path | None) -> tuple[Run, LedgerSession | None]:
         return Run.read(path), None
     if RunFolder(path.parent).ledger.is_file():
         return _both(path.parent, path.name)
+    for folder in (path, path.parent):
+        if RunFolder(folder).capture.is_file():
+            RunFolder.existing(folder)  # says what it is instead
     for candidate in _runs():
         if target in (session.session_id for session in candidate.sessions):
             return candidate, candidate.session(target)

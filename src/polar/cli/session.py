@@ -17,7 +17,8 @@ from polar.store.captured import read_captured
 from polar.store.ledger import LedgerSession
 from polar.tokens.records import Call
 from polar.tokens.tree import TokenTree
-from polar.trajectory.builders import Captured, build, excluded_calls
+from polar.trajectory.builders import Captured, build
+from polar.trajectory.exclusion import excluded_calls
 
 ROLE_STYLE = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "cyan"}
 

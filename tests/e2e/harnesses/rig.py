@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from polar import harnesses, sandboxes
 from polar.engines.renderers import load_renderer
 from polar.engines.script import Fault
 from polar.engines.scripted import Logged, Scripted, ScriptedCall, ScriptedEngine, scripted_server
+from polar.engines.served import served
 from polar.engines.vllm import VllmEngine
 from polar.gateway.gateway import Gateway, gateway
 from polar.gateway.sessions import LiveSession
@@ -26,6 +27,7 @@ from polar.rollout.observer import Silent
 from polar.rollout.probe import FINAL, Script, answer_of, differences, play
 from polar.rollout.sessions import Attempt, Places, Session, Slots
 from polar.sandboxes import SandboxKind, supervisor
+from polar.sandboxes.protocol import SandboxFactory
 from polar.specs import HarnessSpec, SessionResult, Task, Timeouts, Trajectory
 from polar.store.captured import read_captured
 from polar.store.ledger import Ledger
@@ -75,9 +77,8 @@ class Stand:
         return session
 
     def harness(self) -> psutil.Process:
-        """The harness's own process, or bubblewrap around it. Waits for nothing: call it once the harness has asked."""
-        (running,) = [child for child in psutil.Process().children() if SUPERVISOR in child.cmdline()]
-        return running.children()[0]
+        """The harness's own process; see `harness_process`."""
+        return harness_process()
 
     async def asked(self, generations: int) -> None:
         """Return when the policy was asked so often."""
@@ -88,6 +89,12 @@ class Stand:
         """Return when so many answers have gone out to their last byte."""
         while sum(call.delivered for session in self.gateway.sessions for call in session.calls.values()) < calls:
             await asyncio.sleep(0.01)
+
+
+def harness_process() -> psutil.Process:
+    """The one harness's own process, or bubblewrap around it. Waits for nothing: call it once the harness has asked."""
+    (running,) = [child for child in psutil.Process().children() if SUPERVISOR in child.cmdline()]
+    return running.children()[0]
 
 
 During = Callable[[Stand], Coroutine[None, None, None]]
@@ -121,11 +128,10 @@ async def run_harness(
         await asyncio.to_thread(harness.install, cache_dir(), lambda _: None)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="run-", dir=tmp_path)))
     engine = ScriptedEngine(_tokenizer(model_dir), script, model_dir=model_dir, max_model_len=max_model_len)
-    async with _serving(engine, model_dir, folder) as serving, _ledger(folder, task) as ledger:
-        places = Places(folder, ledger, serving, sandboxes.choose(sandbox, tmp_path / "sandboxes"), Silent())
-        stand = Stand(engine, serving)
-        result = await _beside(_live(task, places), during(stand) if during else None)
-        return _seen(result, folder, stand)
+    async with _serving(engine, model_dir, folder) as serving:
+        session = live(task, folder, serving, sandboxes.choose(sandbox, tmp_path / "sandboxes"))
+        result = await beside(session, during(Stand(engine, serving)) if during else None)
+        return seen(result, folder, serving, engine.log)
 
 
 def turns(*replies: Turn, final: str = FINAL) -> Script:
@@ -201,14 +207,16 @@ def exact(seen: Seen) -> None:
         assert accounting.trained == sum(len(answer_of(calls[call_id], log[call_id])[0]) for call_id in in_traces)
 
 
-async def _live(task: Task, places: Places) -> SessionResult:
+async def live(task: Task, folder: RunFolder, serving: Gateway, factory: SandboxFactory) -> SessionResult:
+    """The one session of `task`, from its opening to its result."""
     one = Slots(asyncio.Semaphore(), asyncio.Semaphore(), asyncio.Semaphore())
-    result = await Session(Attempt(task, 0, 0), places).live(one, lambda: None)
+    async with _ledger(folder, task) as ledger:
+        result = await Session(Attempt(task, 0, 0), Places(folder, ledger, serving, factory, Silent())).live(one, lambda: None)
     assert result is not None
     return result
 
 
-async def _beside(work: Coroutine[None, None, SessionResult], during: Coroutine[None, None, None] | None) -> SessionResult:
+async def beside(work: Coroutine[None, None, SessionResult], during: Coroutine[None, None, None] | None) -> SessionResult:
     """The result of `work`; what `during` raises ends both, and it must be done when `work` is."""
     if during is None:
         return await work
@@ -228,7 +236,9 @@ async def _beside(work: Coroutine[None, None, SessionResult], during: Coroutine[
         await asyncio.gather(session, beside, return_exceptions=True)
 
 
-def _seen(result: SessionResult, folder: RunFolder, stand: Stand) -> Seen:
+def seen(result: SessionResult, folder: RunFolder, serving: Gateway, log: Sequence[Logged]) -> Seen:
+    """What is left of the gateway's one session; `log` is the policy's own."""
+    (session,) = serving.sessions
     captured = read_captured(folder.capture, result.session_id)
     place = folder.session(result.session_id)
     status = next((int(each.message.split()[-1]) for each in result.findings if each.code == "harness_exit"), 0)
@@ -240,9 +250,9 @@ def _seen(result: SessionResult, folder: RunFolder, stand: Stand) -> Seen:
         workspace=place / "workspace",
         captured=captured,
         calls=tuple(sorted(captured.calls, key=lambda call: call.ordinal)),
-        log=tuple(stand.engine.log),
+        log=tuple(log),
         trajectory=build(captured, builder="prefix_merging", status=result.status, reward=result.reward),
-        unknown_routes=dict(stand.session.unknown_routes),
+        unknown_routes=dict(session.unknown_routes),
     )
 
 
@@ -255,7 +265,7 @@ async def _serving(engine: ScriptedEngine, model_dir: Path, folder: RunFolder) -
     async with scripted_server(engine) as url:
         client = VllmEngine(url)
         try:
-            async with gateway(client, _renderer(model_dir), folder.capture) as serving:
+            async with gateway(await served(client, _renderer(model_dir)), folder.capture) as serving:
                 yield serving
         finally:
             await client.close()
