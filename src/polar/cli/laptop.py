@@ -10,14 +10,14 @@ from polar.cli.progress import Progress
 
 def laptop_command(out: Path, *, model: str) -> int:
     """Make it, and say how good it is; the exit status."""
-    from polar.laptop.recipe import LAPTOP, make
+    from polar.laptop.recipe import LAPTOP, LARGER, make
 
     console = output()
     log_warnings()
     progress, began = Progress(console), time.monotonic()
     try:
         with progress.shown():
-            reached = drive(make(LAPTOP, out, progress, model), lambda: progress.note("stopping"))
+            reached = drive(make(LARGER if model else LAPTOP, out, progress, model), lambda: progress.note("stopping"))
     except Stopped as stopped:
         console.print("stopped; the recipe begins anew next time", style="yellow")
         return stopped.status

@@ -7,26 +7,27 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from queue import Queue
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from polar.chat import Message, TextPart
 from polar.engines.embedded.models import SMOLLM2, resolve
 from polar.engines.renderers import load_renderer
 from polar.errors import UsageError
+from polar.laptop.beginning import begin
 from polar.laptop.expert import Dialogue, dialogues
 from polar.laptop.retelling import retold
 from polar.laptop.vocabulary import train_tokenizer
 from polar.rollout.observer import Observer
-from polar.tasks.workspace import stories, story, word
+from polar.tasks.workspace import stories, story
 from polar.tokens.rendering import Renderer
 from polar.training.chats import chat_forest, whole
 from polar.training.config import ModelSpec, OptimizerSpec, TrainConfig
@@ -37,6 +38,7 @@ from polar.training.supervised import SftSpec, supervise
 from polar.trajectory.forest import Forest, join
 
 EVERYTHING = 1 << 40  # tokens
+ROPE_THETA = 1e6  # that of Qwen3: a quarter of the rotations hardly turns within a context
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|im_end|>",
@@ -52,36 +54,35 @@ class Recipe(Struct, frozen=True):
         shares: how often a dialogue of each harness is told.
         sessions: of the expert with each harness.
         vocabulary: tokens at most for what varies; static lines come on top.
-        enough: mean probability that a sampled dialogue is the expert's to the last token, on training tasks that were kept
-            apart; training stops there.
-        copied: loss on chats that only repeat words, at which dialogues begin. From dialogues alone copying is not learned in
-            30,000 of them; from such chats it is in 60,000, which are short.
+        enough: mean probability over harnesses that a sampled dialogue is the expert's to the last token, on training tasks that
+            were kept apart; training stops there.
+        looked_at: dialogues of each harness that were kept apart, `look_every` steps.
     """
 
     shares: dict[str, float]
     sessions: int = 9
     vocabulary: int = 1_024
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    intermediate: int = 384
+    hidden: int = 256
+    layers: int = 2
+    heads: int = 8
+    intermediate: int = 768
     context: int = 32_768
-    batch: int = 64
-    lr: float = 3e-3
+    batch: int = 32
+    lr: float = 1e-3
     warmup_steps: int = 20
-    steps: int = 3_000
+    steps: int = 2_000
     enough: float = 0.3
-    looked_at: int = 48
-    look_every: int = 50
-    copied: float = 0.3
+    looked_at: int = 32
+    look_every: int = 10
     seed: int = 0
 
 
-LAPTOP = Recipe({"pi": 0.25, "claude_code": 0.25, "mini_swe_agent": 0.2, "codex": 0.2, "qwen_code": 0.1})
+LAPTOP = Recipe({"pi": 0.17, "claude_code": 0.17, "mini_swe_agent": 0.2, "codex": 0.22, "qwen_code": 0.24})
+LARGER = structs.replace(LAPTOP, lr=1e-5)  # for a model that was trained before
 Note = Callable[[str], None]
 
 
-class Teller:
+class Teller(IterableDataset[list[Forest]]):
     """Tells expert dialogues again, as trees to train on."""
 
     def __init__(self, told: Sequence[Dialogue], recipe: Recipe, renderer: Renderer) -> None:
@@ -91,36 +92,17 @@ class Teller:
         self._recipe = recipe
         self._renderer = renderer
 
-    def batch(self, name: str, size: int) -> list[Forest]:
-        """`size` dialogues, the same for the same name."""
+    def batch(self, name: str, size: int, harness: str = "") -> Forest:
+        """`size` dialogues, of one harness or of all, the same for the same name."""
         rng = random.Random(f"{self._recipe.seed}/{name}")
         shares = self._recipe.shares
-        harnesses = rng.choices([*shares], [*shares.values()], k=size)
-        return [self._one(rng, harness, f"{name}/{place}") for place, harness in enumerate(harnesses)]
+        harnesses = [harness] * size if harness else rng.choices([*shares], [*shares.values()], k=size)
+        return join([self._one(rng, each, f"{name}/{place}") for place, each in enumerate(harnesses)])
 
-    def copies(self, name: str, size: int) -> list[Forest]:
-        """`size` chats in which words are said again: where half of all tokens follow from the others, copying is learned."""
-        rng = random.Random(f"{self._recipe.seed}/{name}")
-        found = []
-        for place in range(size):
-            words = " ".join(f"'{word(rng)}'" for _ in range(rng.randint(4, 14)))
-            said = (Message("user", (TextPart(f"Say {words}."),)), Message("assistant", (TextPart(words),)))
-            found.append(chat_forest(self._renderer, whole(said, ()), f"{name}/{place}"))
-        return found
-
-    def batches(self, make: Callable[[str, int], list[Forest]]) -> Iterator[list[Forest]]:
-        """Batches of `make` without end, each made while the one before is trained on."""
-        ready: Queue[list[Forest]] = Queue(4)
-
-        def tell() -> None:
-            number = 0
-            while True:
-                ready.put(make(f"train/{number}", self._recipe.batch))
-                number += 1
-
-        Thread(target=tell, daemon=True).start()
-        while True:
-            yield ready.get()
+    def __iter__(self) -> Iterator[list[Forest]]:
+        """Batches to train on, without end."""
+        for number in count():
+            yield [self.batch(f"train/{number}", self._recipe.batch)]
 
     def _one(self, rng: random.Random, harness: str, name: str) -> Forest:
         fresh = story("train", rng)
@@ -132,7 +114,7 @@ async def make(recipe: Recipe, out: Path, observer: Observer, model: str = "") -
     """Make the policy in `out`; how good it is, as `Recipe.enough` measures it.
 
     Args:
-        model: a directory to begin with, with its own tokenizer; "" begins with random weights and a tokenizer of its own.
+        model: a directory to begin with, with its own tokenizer; "" begins with a tokenizer and weights of its own.
 
     Raises:
         UsageError: the model never got good enough.
@@ -151,8 +133,8 @@ async def make(recipe: Recipe, out: Path, observer: Observer, model: str = "") -
         loop.call_soon_threadsafe(observer.note, line)
 
     def work() -> float:
-        begin = resolve(model) if model else _random_model(recipe, told, out, note)
-        return _trained(recipe, told, begin, out, note)
+        directory = resolve(model) if model else _fresh_model(recipe, told, out, note)
+        return _trained(recipe, told, directory, out, note)
 
     try:
         return await asyncio.to_thread(work)
@@ -160,8 +142,8 @@ async def make(recipe: Recipe, out: Path, observer: Observer, model: str = "") -
         stopped.set()
 
 
-def _random_model(recipe: Recipe, told: Sequence[Dialogue], out: Path, note: Note) -> Path:
-    """A directory with a tokenizer of these dialogues, and random weights."""
+def _fresh_model(recipe: Recipe, told: Sequence[Dialogue], out: Path, note: Note) -> Path:
+    """A directory with a tokenizer of these dialogues, and weights to begin with."""
     out.mkdir(parents=True, exist_ok=True)
     note("training the tokenizer")
     tokenizer = train_tokenizer(_texts(recipe, told), recipe.vocabulary)
@@ -177,13 +159,16 @@ def _random_model(recipe: Recipe, told: Sequence[Dialogue], out: Path, note: Not
         num_key_value_heads=recipe.heads,
         head_dim=recipe.hidden // recipe.heads,
         max_position_embeddings=recipe.context,
-        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        tie_word_embeddings=False,
         eos_token_id=tokenizer.token_to_id("<|im_end|>"),
         pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
         bos_token_id=None,
     )
     auto: Any = AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(out)
+    model = auto.from_config(config)
+    begin(model)
+    model.save_pretrained(out)
     return out
 
 
@@ -201,36 +186,29 @@ def _texts(recipe: Recipe, told: Sequence[Dialogue]) -> list[str]:
 
 def _trained(recipe: Recipe, told: Sequence[Dialogue], begin: Path, out: Path, note: Note) -> float:
     spec = ModelSpec(str(begin), max_tokens=1 << 20)
-    config = TrainConfig(model=spec, optimizer=OptimizerSpec(lr=recipe.lr, weight_decay=0.01))
     policy = load_policy(begin, spec)
     teller = Teller(told, recipe, load_renderer(begin))
-    learner = Learner(policy, config)
-    sft = SftSpec(recipe.steps, recipe.lr, recipe.warmup_steps, decay="none")
-
-    def copies(step: int, values: dict[str, float]) -> bool:
-        if step % recipe.look_every == 0:
-            note(f"copying, step {step}: loss {values['loss']:.3f}")
-        return values["loss"] < recipe.copied
-
-    supervise(learner, teller.batches(teller.copies), sft, copies)
-    kept = [join(teller.batch(f"kept/{place}", recipe.looked_at)) for place in range(2)]
+    learner = Learner(policy, TrainConfig(model=spec, optimizer=OptimizerSpec(lr=recipe.lr, weight_decay=0.01)))
+    kept = {harness: teller.batch(f"kept/{harness}", recipe.looked_at, harness) for harness in recipe.shares}
     reached = 0.0
 
     def enough(step: int, values: dict[str, float]) -> bool:
         nonlocal reached
         if step % recipe.look_every:
             return False
-        reached = float(np.mean([probability(policy, forest) for forest in kept]))
-        note(f"step {step}: loss {values['loss']:.3f}, {reached:.1%} of dialogues are the expert's")
+        found = {harness: probability(policy, forest) for harness, forest in kept.items()}
+        reached = sum(found.values()) / len(found)
+        shown = ", ".join(f"{harness} {value:.0%}" for harness, value in found.items())
+        note(f"step {step}: loss {values['loss']:.3f}, the expert's dialogues: {reached:.0%} ({shown})")
         return reached >= recipe.enough
 
-    supervise(learner, teller.batches(teller.batch), sft, enough)
+    batches = DataLoader(teller, batch_size=None, num_workers=1, prefetch_factor=8)  # told by a process beside this one
+    supervise(learner, batches, SftSpec(recipe.steps, recipe.lr, recipe.warmup_steps, decay="none"), enough)
     if reached < recipe.enough:
         raise UsageError(f"after {recipe.steps} steps only {reached:.1%} of dialogues are the expert's; allow more steps")
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.copy_(parameter.bfloat16())  # as it is shipped
     policy.save(out)
+    auto: Any = AutoModelForCausalLM
+    auto.from_pretrained(out, dtype=torch.bfloat16).save_pretrained(out)
     return reached
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.specs import NO_EXTRAS, Extras, Float32Array, Int32Array, TrainingPolicy, UInt8Array
+from polar.specs import Extras, Float32Array, Int32Array, TrainingPolicy, UInt8Array
 from polar.tokens.records import ROOT, Node
 from polar.tokens.tree import TokenTree, common_prefix
 from polar.trajectory.builders import Captured, checked_tree
@@ -65,7 +65,7 @@ class Forest:
     sampling: tuple[Sampling, ...]
     session_ids: tuple[str, ...]
     rewards: Float64Array
-    extras: Extras = field(default_factory=lambda: NO_EXTRAS)
+    extras: Extras = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class _Piece:
     sampling: Sampling | None = None
     logprobs: Float32Array | None = None
     versions: Int32Array | None = None
-    extras: Extras = field(default_factory=lambda: NO_EXTRAS)
+    extras: Extras = field(default_factory=dict)
     children: "list[_Piece]" = field(default_factory=list)
 
 
@@ -161,7 +161,7 @@ def _part(whole: _Piece, start: int, end: int) -> _Piece:
         whole.sampling,
         None if whole.logprobs is None else whole.logprobs[start:end],
         None if whole.versions is None else whole.versions[start:end],
-        {name: rows[start:end] for name, rows in whole.extras.items()} if whole.extras else NO_EXTRAS,
+        {name: rows[start:end] for name, rows in whole.extras.items()} if whole.extras else {},
     )
 
 
@@ -209,7 +209,7 @@ def _pieces(one: Forest, first_session: int) -> list[_Piece]:
             one.sampling[one.samplings[node]] if trained else None,
             one.logprobs[start:end] if trained else None,
             one.policy_versions[start:end] if trained else None,
-            {name: rows[before[start] : before[end]] for name, rows in one.extras.items()} if trained else NO_EXTRAS,
+            {name: rows[before[start] : before[end]] for name, rows in one.extras.items()} if trained else {},
         )
         (made[parent].children if parent != NONE else roots).append(piece)
         made.append(piece)
@@ -263,7 +263,7 @@ def _or(values: NDArray[np.generic] | None, piece: _Piece, fill: int) -> NDArray
 def stacked(parts: Sequence[tuple[int, Extras]]) -> Extras:
     """Extras of spans laid end to end, each with its number of tokens; see `Forest.extras`."""
     names = sorted({name for _, extras in parts for name in extras})
-    return {name: _stacked([(length, extras.get(name)) for length, extras in parts]) for name in names} if names else NO_EXTRAS
+    return {name: _stacked([(length, extras.get(name)) for length, extras in parts]) for name in names} if names else {}
 
 
 def _stacked(parts: Sequence[tuple[int, NDArray[np.generic] | None]]) -> NDArray[np.generic]:

