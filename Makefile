@@ -42,9 +42,11 @@ $(READY): pyproject.toml constraints.txt
 	@TQDM_DISABLE=1 $(BIN)/python -c "from polar.engines.embedded.models import resolve; resolve('smollm2')"
 	@touch $@
 
-demo: setup ## the main job: a real coding agent, a real model, scored traces
+demo: setup ## the main job: a small policy is trained by GRPO through a real coding agent
 	@$(BIN)/polar harness install pi
-	@$(BIN)/polar run demo --harness pi --engine embedded --samples 4 --concurrency 8 --out $(RUN) --require-spread
+	@$(BIN)/polar train examples/demo.toml --out $(RUN)
+	@$(BIN)/polar plot $(RUN)
+	@$(BIN)/polar audit $(RUN)
 
 test: setup ## the tests, in ten minutes or less
 	@$(BIN)/pytest -m "not heavy and not wide"

@@ -42,8 +42,8 @@ EngineOption = Annotated[
 ModelOption = Annotated[
     str,
     typer.Option(
-        metavar="DIR|smollm2",
-        help="Model of the embedded engine (default smollm2); for a URL the directory of the model's tokenizer, "
+        metavar="DIR|laptop|smollm2",
+        help="Model of the embedded engine (default smollm2; laptop is Polar's own); for a URL the directory of the model's tokenizer, "
         "if it is not where the engine says.",
         show_default=False,
     ),
@@ -227,7 +227,7 @@ def gateway(
 
 @engine_app.command("serve")
 def engine_serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="`smollm2`, or a Hugging Face model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="`laptop`, `smollm2`, or a Hugging Face model directory.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     max_model_len: Annotated[

@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
     app.command()(sft)
     app.command("eval")(evaluate)
     app.command()(plot)
-    app.command(hidden=True)(laptop)  # it is made, and not good enough yet
+    app.command()(laptop)
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
 def sft(
     data: Annotated[list[Path], typer.Argument(metavar="CHATS.jsonl", help="Chats, as `polar export --format sft` writes them.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and the trained model.")],
-    model: Annotated[str, typer.Option(metavar="DIR|smollm2", help="Where training begins.")] = "smollm2",
+    model: Annotated[str, typer.Option(metavar="DIR|laptop|smollm2", help="Where training begins.")] = "smollm2",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the chats.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Chats a step.")] = 32,
     lr: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-5,
@@ -57,7 +57,7 @@ def evaluate(
     tasks: Annotated[list[str], typer.Argument(metavar="TASKS", help="As `polar run` takes them; held-out ones, mostly.")],
     harness: Annotated[list[str], typer.Option("--harness", help="Run every task with this harness; repeatable.")],
     out: Annotated[Path, typer.Option(help="Folder of the evaluation; a run for each harness.")],
-    model: Annotated[str, typer.Option(metavar="DIR|smollm2", help="As in `polar run`.")] = "",
+    model: Annotated[str, typer.Option(metavar="DIR|laptop|smollm2", help="As in `polar run`.")] = "",
     engine: Annotated[str, typer.Option(metavar="URL|embedded", help="As in `polar run`.")] = "embedded",
     samples: Annotated[int | None, typer.Option(min=1, help="Sessions per task.", show_default="what each task says")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Harnesses that run at the same time.")] = 8,

@@ -22,7 +22,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The policy and how it is computed.
 
     Attributes:
-        path: `smollm2`, or a Hugging Face model directory.
+        path: `laptop`, `smollm2`, or a Hugging Face model directory.
         dtype: of the forward and backward pass; weights and optimiser are float32.
         lora_rank: 0 trains all weights.
         lora_alpha: LoRA's scale is `lora_alpha / lora_rank`.
@@ -32,7 +32,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True):
         activation_checkpointing: compute activations anew in the backward pass, for memory.
     """
 
-    path: str = "smollm2"
+    path: str = "laptop"
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = 0
     lora_alpha: int = 16

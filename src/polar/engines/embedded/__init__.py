@@ -24,7 +24,7 @@ def serve(
     Where `$POLAR_ENGINE_KEY` is set, every route but `/health` asks for it (`Authorization: Bearer KEY`).
 
     Args:
-        model: `smollm2`, or a Hugging Face model directory.
+        model: `laptop`, `smollm2`, or a Hugging Face model directory.
         port: 0 takes a free one.
         max_model_len: tokens of prompt and reply together; None takes the model's own.
         served_model_name: what `/v1/models` and requests call it; None is `model` as given.

@@ -10,7 +10,7 @@ from polar.errors import UsageError
 def main() -> None:
     """Serve what the command line names; exits 2 on a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m polar.engines.embedded", description=__doc__)
-    parser.add_argument("model", help="smollm2, or a Hugging Face model directory")
+    parser.add_argument("model", help="laptop, smollm2, or a Hugging Face model directory")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--max-model-len", type=int, help="tokens of prompt and reply together")
