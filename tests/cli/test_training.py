@@ -62,6 +62,22 @@ def test_plot_draws_what_there_is_and_names_what_there_is_not(tmp_path: Path) ->
     assert "none of nothing is among the metrics" in output
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--out", "none/curves.png"], "none/curves.png: there is no directory none to write it to"),
+        (["run", "--out", "curves.xyz"], "curves.xyz: expected a picture's name, that ends in .png, .svg, .pdf"),
+        (["run", "--out", "curves"], "curves: expected a picture's name"),
+        (["none"], "none/metrics.jsonl: No such file or directory; expected the metrics of a training run"),
+    ],
+)
+def test_plot_says_what_it_expects(home: Path, words: list[str], expected: str) -> None:
+    Metrics(home / "run").write(1, {"reward": 1.0})
+    status, output = said("plot", *words)
+    assert status == 2
+    assert expected in output
+
+
 def test_a_bad_chat_is_named_by_file_and_line(tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     good = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}

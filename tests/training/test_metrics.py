@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,7 +112,20 @@ def test_curves_are_drawn_for_several_runs(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_smoothing_is_the_mean_of_what_came_before() -> None:
-    import numpy as np
+def test_each_run_is_drawn_with_its_running_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import pyplot
 
+    metrics = Metrics(tmp_path)
+    for step, reward in enumerate((0.0, 1.0, 0.5), start=1):
+        metrics.write(step, {"reward": reward})
+    with monkeypatch.context() as patch:
+        patch.setattr(pyplot, "close", lambda figure: None)
+        draw([tmp_path], ["reward"], tmp_path / "curves.svg")
+    (panel,) = pyplot.gcf().axes
+    pyplot.close()
+    assert [np.asarray(line.get_ydata()).tolist() for line in panel.lines] == [[0.0, 1.0, 0.5], [0.0, 0.5, 0.5]]
+    assert panel.get_xlabel() == "step (full lines: mean of 5)"
+
+
+def test_smoothing_is_the_mean_of_what_came_before() -> None:
     assert smoothed(np.asarray([1.0, 2, 3, 4, 5, 6])).tolist() == [1, 1.5, 2, 2.5, 3, 4]
