@@ -129,7 +129,8 @@ def test_a_file_is_written_session_by_session(polar: Polar, run: RunFolder, monk
         return built
 
     monkeypatch.setattr(import_module("polar.cli.export"), "trajectory", watched)
-    assert polar("export", run.path, "--format", form).exit_code == 0
+    every = ["--min-reward", "0"] if form == "sft" else []
+    assert polar("export", run.path, "--format", form, *every).exit_code == 0
     assert (len(alive), max(alive)) == (3, 1), "while one is built, only the one before is still there"
 
 
@@ -193,13 +194,26 @@ def test_a_forest_has_the_traces_with_what_they_share_once(polar: Polar, run: Ru
 
 
 def test_chats_for_fine_tuning(polar: Polar, run: RunFolder) -> None:
-    assert polar("export", run.path, "--format", "sft").exit_code == 0
+    assert polar("export", run.path, "--format", "sft", "--min-reward", "0").exit_code == 0
     chats = [json.loads(line) for line in (run.path / "sft.jsonl").read_text().splitlines()]
     assert len(chats) == 4
     trained = sum(message.get("weight", 0) for chat in chats for message in chat["messages"])
     assert trained == sum(len(trace.call_ids) for trace in traces(run))
-    assert polar("export", run.path, "--format", "sft", "--longest").exit_code == 0
+    assert polar("export", run.path, "--format", "sft", "--longest", "--min-reward", "0").exit_code == 0
     assert len((run.path / "sft.jsonl").read_text().splitlines()) == 3
+
+
+def test_chats_are_of_solved_sessions_unless_it_is_said_otherwise(polar: Polar, run: RunFolder) -> None:
+    told = polar("export", run.path, "--format", "sft")
+    assert "1 sessions, 1 traces" in told.output
+    assert "2 with a reward below 1, 1 sessions without a reward left out" in told.output
+    chats = [json.loads(line) for line in (run.path / "sft.jsonl").read_text().splitlines()]
+    assert [(chat["task_id"], chat["reward"]) for chat in chats] == [("files", 1.0)]
+    Damage(run).result(WORK, reward=0.5)
+    told = polar("export", run.path, "--format", "sft")
+    assert told.exit_code == 2
+    assert "no session with a reward of at least 1 to export; the best has 0.5, which --min-reward 0.5 takes" in told.stderr
+    assert "1 sessions, 1 traces" in polar("export", run.path, "--format", "sft", "--min-reward", "0.5").output
 
 
 def test_what_is_trained_is_a_choice(polar: Polar, run: RunFolder) -> None:
@@ -220,6 +234,7 @@ def test_what_is_trained_is_a_choice(polar: Polar, run: RunFolder) -> None:
     ("options", "says"),
     [
         (("--format", "json", "--longest"), "--longest is for"),
+        (("--format", "parquet", "--min-reward", "0"), "--min-reward is for"),
         (("--format", "forest", "--builder", "per_request"), "no --builder"),
     ],
 )

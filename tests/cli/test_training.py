@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 from polar.cli import app
 from polar.errors import UsageError
-from polar.specs import SamplingSpec
+from polar.specs import Accounting, SamplingSpec, SessionResult, Task, Timing
+from polar.tasks.files import load
 from polar.training.chats import read_chats
 from polar.training.config import load_config
-from polar.training.evaluation import Evaluation, gain, read, write
+from polar.training.evaluation import Evaluation, evaluation, gain, read, write
 from polar.training.metrics import Metrics
 from tests.training.models import tiny_dir
 
@@ -61,6 +62,22 @@ def test_plot_draws_what_there_is_and_names_what_there_is_not(tmp_path: Path) ->
     assert "none of nothing is among the metrics" in output
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--out", "none/curves.png"], "none/curves.png: there is no directory none to write it to"),
+        (["run", "--out", "curves.xyz"], "curves.xyz: expected a picture's name, that ends in .png, .svg, .pdf"),
+        (["run", "--out", "curves"], "curves: expected a picture's name"),
+        (["none"], "none/metrics.jsonl: No such file or directory; expected the metrics of a training run"),
+    ],
+)
+def test_plot_says_what_it_expects(home: Path, words: list[str], expected: str) -> None:
+    Metrics(home / "run").write(1, {"reward": 1.0})
+    status, output = said("plot", *words)
+    assert status == 2
+    assert expected in output
+
+
 def test_a_bad_chat_is_named_by_file_and_line(tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     good = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
@@ -73,24 +90,56 @@ def test_a_bad_chat_is_named_by_file_and_line(tmp_path: Path) -> None:
         next(found)
 
 
-def evaluation(rewards: dict[str, tuple[float, ...]], temperature: float = 1.0) -> Evaluation:
-    return Evaluation("pi", "laptop", rewards, 0, {name: SamplingSpec(temperature) for name in rewards}, 2.0, 100, 1.5)
+def earlier(rewards: dict[str, tuple[float, ...]], temperature: float = 1.0) -> Evaluation:
+    sampling = {name: SamplingSpec(temperature, max_tokens=48) for name in rewards}
+    return Evaluation("pi", "laptop", rewards, 0, sampling, 2.0, 100, 1.5)
 
 
-def test_evaluations_compare_only_what_is_alike(tmp_path: Path) -> None:
-    before, after = evaluation({"a": (0.0, 1.0), "b": (0.0, 0.0)}), evaluation({"a": (1.0, 1.0), "b": (0.0, 1.0)})
+def asked(*names: str, samples: int = 2) -> list[Task]:
+    return [Task(name, "do it", samples=samples) for name in names]
+
+
+def test_an_evaluation_is_kept_and_compared(tmp_path: Path) -> None:
+    before, after = earlier({"a": (0.0, 1.0), "b": (0.0, 0.0)}), earlier({"a": (1.0, 1.0), "b": (0.0, 1.0)})
     write(tmp_path, {"pi": before})
     assert read(tmp_path) == {"pi": before}
     assert gain(before, after).value == 0.5
-    for other, what in (
-        (evaluation({"a": (1.0, 1.0), "c": (0.0, 1.0)}), "tasks"),
-        (evaluation({"a": (1.0, 1.0), "b": (0.0, 1.0)}, 0.5), "sampling parameters"),
-        (evaluation({"a": (1.0,), "b": (0.0, 1.0)}), "sessions a task"),
-    ):
-        with pytest.raises(UsageError, match=f"they differ in {what}"):
-            gain(before, other)
     with pytest.raises(UsageError, match="holds no evaluation.json"):
         read(tmp_path / "none")
+
+
+def test_a_session_is_solved_by_a_whole_reward_and_no_less() -> None:
+    found = earlier({"a": (0.5, 0.5), "b": (1.0, 0.9)})
+    assert found.pass_at_1.value == 0.25
+    assert found.at_k(2) == 0.5
+    assert found.reward == pytest.approx(0.725)
+    assert gain(found, earlier({"a": (0.9, 0.9), "b": (1.0, 0.0)})).value == 0
+
+
+def test_sessions_beyond_those_that_are_asked_for_are_left_out() -> None:
+    results = [
+        SessionResult(f"s{sample}", "a", sample, "completed", float(sample > 1), 1, 1, Accounting(), Timing())
+        for sample in range(4)
+    ]
+    found = evaluation("pi", "laptop", asked("a"), results)
+    assert found.rewards == {"a": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        (earlier({"france": (1.0, 1.0)}), "tasks"),
+        (earlier({task.id: (1.0, 1.0) for task in load(["demo"])}, 0.5), "sampling parameters"),
+        (earlier({task.id: (1.0,) for task in load(["demo"])}), "sessions a task"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path: Path, before: Evaluation, what: str) -> None:
+    write(tmp_path, {"pi": before})
+    words = ["eval", "demo", "--harness", "pi", "--samples", "2", "--engine", "http://127.0.0.1:9"]
+    status, output = said(*words, "--out", str(tmp_path / "after"), "--against", str(tmp_path))
+    assert status == 2
+    assert f"they differ in {what}" in output
+    assert not (tmp_path / "after").exists()
 
 
 @pytest.mark.heavy

@@ -32,7 +32,7 @@ DEATHS = {  # where a run dies, as (module, name, calls before)
     "save": ("polar.training.policy", "shutil.copyfile", 12),
     "publish": ("polar.training.weights", "Publisher.load", 2),
     "measured": ("polar.training.metrics", "Metrics.write", 1),
-    "checkpoint": ("polar.training.checkpoints", "sync", 9),
+    "checkpoint": ("polar.training.checkpoints", "sync", 3),
 }
 
 

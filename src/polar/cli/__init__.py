@@ -43,8 +43,8 @@ ModelOption = Annotated[
     str,
     typer.Option(
         metavar="DIR|laptop|smollm2",
-        help="Model of the embedded engine (default smollm2; laptop is Polar's own); for a URL the directory of the model's tokenizer, "
-        "if it is not where the engine says.",
+        help="Model of the embedded engine (default smollm2; laptop is Polar's own); for a URL the directory of "
+        "the model's tokenizer, if it is not where the engine says.",
         show_default=False,
     ),
 ]
@@ -183,6 +183,9 @@ def export(
     builder: Builder = "prefix_merging",
     only: Annotated[Literal["completed"] | None, typer.Option(help="Leave out other sessions.", show_default=False)] = None,
     longest: Annotated[bool, typer.Option("--longest", help="For sft: only the longest trace of each session.")] = False,
+    min_reward: Annotated[
+        float | None, typer.Option(help="For sft: leave out sessions that earned less.", show_default="1: solved ones only")
+    ] = None,
     auxiliary: Annotated[Treatment, typer.Option(help="Titles, quota checks and other side calls.")] = "exclude",
     aborted: Annotated[Treatment, typer.Option(help="Answers that were not sampled to their end.")] = "exclude",
     superseded: Annotated[Treatment, typer.Option(help="Answers in whose place another was asked.")] = "exclude",
@@ -198,7 +201,7 @@ def export(
     from polar.specs import TrainingPolicy
 
     policy = TrainingPolicy(auxiliary, aborted, superseded, truncated)
-    export_command(run, Wanted(format, builder, longest, policy), out=out, only=only)
+    export_command(run, Wanted(format, builder, longest, min_reward, policy), out=out, only=only)
 
 
 @app.command()

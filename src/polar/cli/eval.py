@@ -17,7 +17,7 @@ from polar.rollout.folder import RunFolder
 from polar.rollout.runner import RunOptions, RunSummary, SandboxChoice, run_tasks
 from polar.specs import Task
 from polar.tasks.files import Overrides, load
-from polar.training.evaluation import Evaluation, evaluation, gain, read, write
+from polar.training.evaluation import Evaluation, check_alike, evaluation, gain, read, write
 from polar.training.intervals import Interval
 
 
@@ -38,9 +38,12 @@ def eval_command(
     before = read(against) if against else {}
     if missing := [name for name in harnesses if against and name not in before]:
         raise UsageError(f"--against {against}: it has no evaluation of {', '.join(missing)}")
+    planned = {harness: load(sources, Overrides(harness, samples)) for harness in harnesses}
+    for harness, earlier in before.items():
+        if harness in planned:
+            check_alike(earlier, planned[harness])
     found: dict[str, Evaluation] = {}
-    for harness in harnesses:
-        tasks = load(sources, Overrides(harness, samples))
+    for harness, tasks in planned.items():
         options = RunOptions(
             out / harness,
             serving.engine,
@@ -90,15 +93,15 @@ def _report(console: Console, found: dict[str, Evaluation], before: dict[str, Ev
     names = ["harness", "sessions", "pass@1 (95 %)", *(["before", "gain (95 %)"] if before else [])]
     fewest = min(min(map(len, each.rewards.values())) for each in found.values())
     names += [f"pass@{fewest}"] if fewest > 1 else []
-    for name in [*names, "no reward", "calls", "tokens", "s/session"]:
+    for name in [*names, "reward", "no reward", "calls", "tokens", "s/session"]:
         table.add_column(name, justify="left" if name == "harness" else "right")
     for harness, each in found.items():
         cells = [harness, count(each.sessions), _percent(each.pass_at_1)]
         if before:
             earlier = before[harness]
-            cells += [f"{earlier.pass_at_1.value:.1%}", _percent(gain(earlier, each), signed=True)]
+            cells += [f"{earlier.pass_at_1.value:.1%}", "–" if each.without else _percent(gain(earlier, each), signed=True)]
         cells += [f"{each.at_k(fewest):.1%}"] if fewest > 1 else []
-        cells += [count(each.without), f"{each.calls:.1f}", count(each.tokens), f"{each.seconds:.1f}"]
+        cells += [f"{each.reward:.3f}", count(each.without), f"{each.calls:.1f}", count(each.tokens), f"{each.seconds:.1f}"]
         table.add_row(*cells)
     console.print(table)
     if lost := sum(each.without for each in found.values()):

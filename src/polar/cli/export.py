@@ -1,5 +1,6 @@
 """`polar export`: the traces of a run as a file for a trainer. Every format is written session by session."""
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from polar.errors import StoreError, UsageError
 from polar.specs import BuilderName, SessionResult, TrainingPolicy
 from polar.store.capture import CaptureReader
 from polar.store.captured import trained_forest, trajectory
+from polar.training.evaluation import SOLVED
 from polar.trajectory.arrow import SCHEMA, table
 from polar.trajectory.export import Exported, session_json
 from polar.trajectory.forest import Forest
@@ -36,18 +38,27 @@ ENDINGS: dict[Format, str] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to write; `longest` is for `sft`."""
+    """What to write; `longest` and `min_reward` are for `sft`."""
 
     form: Format
     builder: BuilderName
     longest: bool
+    min_reward: float | None
     policy: TrainingPolicy
 
     def __post_init__(self) -> None:
-        if self.longest and self.form != "sft":
-            raise UsageError(f"--longest is for --format sft, not for {self.form}")
+        for option, given in (("--longest", self.longest), ("--min-reward", self.min_reward is not None)):
+            if given and self.form != "sft":
+                raise UsageError(f"{option} is for --format sft, not for {self.form}")
         if self.form == "forest" and self.builder != "prefix_merging":
             raise UsageError("--format forest has what every call shares once; it takes no --builder")
+
+    @property
+    def least(self) -> float:
+        """The reward below which a session is left out: what is imitated should be worth it, other trainers weigh by reward."""
+        if self.form != "sft":
+            return -math.inf
+        return SOLVED if self.min_reward is None else self.min_reward
 
 
 @dataclass
@@ -80,13 +91,19 @@ class _Sums:
 
 
 def export_command(path: Path, wanted: Wanted, *, out: Path | None, only: str | None) -> None:
-    """Write the file, and say what is in it, and how many sessions are not because they have no reward."""
+    """Write the file, and say what is in it, and how many sessions are not because of their reward."""
     run = Run.read(path)
     results = [result for result in run.results if only is None or result.status == only]
-    scored = [result for result in results if result.reward is not None]
-    left_out = f"{count(len(results) - len(scored))} sessions without a reward left out"
-    if not scored:
+    rewards = [result.reward for result in results if result.reward is not None]
+    scored = [result for result in results if result.reward is not None and result.reward >= wanted.least]
+    left_out = f"{count(len(results) - len(rewards))} sessions without a reward left out"
+    if not rewards:
         raise UsageError(f"{path} has no {only or 'finished'} sessions with a reward to export; {left_out}")
+    if not scored:
+        best = f"the best has {max(rewards):g}, which --min-reward {max(rewards):g} takes"
+        raise UsageError(f"{path} has no session with a reward of at least {wanted.least:g} to export; {best}")
+    if len(scored) < len(rewards):
+        left_out = f"{count(len(rewards) - len(scored))} with a reward below {wanted.least:g}, {left_out}"
     target = out or path / ENDINGS[wanted.form]
     sums = _Sums()
     with closing(CaptureReader.open(run.folder.capture)) as reader, replacing(target) as file:

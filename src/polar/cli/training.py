@@ -35,6 +35,10 @@ def sft(
     data: Annotated[list[Path], typer.Argument(metavar="CHATS.jsonl", help="Chats, as `polar export --format sft` writes them.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and the trained model.")],
     model: Annotated[str, typer.Option(metavar="DIR|laptop|smollm2", help="Where training begins.")] = "smollm2",
+    held_out: Annotated[
+        Path | None,
+        typer.Option(metavar="CHATS.jsonl", help="Chats to measure the loss on, before and after.", show_default=False),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the chats.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Chats a step.")] = 32,
     lr: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-5,
@@ -49,7 +53,16 @@ def sft(
     from polar.cli.sft import sft_command
 
     sft_command(
-        data, model=model, out=out, epochs=epochs, batch=batch, lr=lr, lora_rank=lora_rank, max_tokens=max_tokens, seed=seed
+        data,
+        model=model,
+        out=out,
+        held_out=held_out,
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        lora_rank=lora_rank,
+        max_tokens=max_tokens,
+        seed=seed,
     )
 
 

@@ -335,8 +335,11 @@ class EnginePool:
             return await self._anywhere(ask)
 
     async def _everywhere(self, tell: Callable[[WeightControl], Awaitable[None]]) -> None:
-        """Tell all living replicas at once; one that is found dead is told when it comes back."""
-        await asyncio.gather(*(self._tell(replica, tell) for replica in self._replicas if replica.alive))
+        """Tell all living replicas at once, and wait for each; one that is found dead is told when it comes back."""
+        living = [replica for replica in self._replicas if replica.alive]
+        for fault in await asyncio.gather(*(self._tell(replica, tell) for replica in living), return_exceptions=True):
+            if fault is not None:
+                raise fault
         if not any(replica.alive for replica in self._replicas):
             raise self._nobody()
 

@@ -33,8 +33,8 @@ class EngineOptions:
 
     Attributes:
         engine: `embedded`, or one or more `[KIND+]URL` of replicas, with commas between.
-        model: for the embedded engine, `laptop`, `smollm2` (as ""), or a model directory; for a URL, the directory of the model's tokenizer, ""
-            to use the one that the engine names.
+        model: for the embedded engine, `laptop`, `smollm2` (that is ""), or a model directory; for a URL, the directory of the
+            model's tokenizer, "" to use the one that the engine names.
         renderer: `auto`, `none` to have the engine render (chat mode), or a renderer's name.
         routes: requested model name → engine that answers it in the policy's place, and is never trained.
         accept_unproven: serve an engine that cannot prove all that training relies on.

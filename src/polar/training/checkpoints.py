@@ -1,6 +1,5 @@
 """Where training can go on from: weights, optimiser and place, written whole or not at all."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from polar.errors import UsageError
+from polar.training.durable import sync
 from polar.training.learner import Learner
 from polar.training.schedule import Cursor
 
@@ -71,22 +71,3 @@ class Checkpoints:
 
     def _complete(self) -> list[Path]:
         return sorted(path for path in self._folder.iterdir() if path.name.isdigit())
-
-
-def sync(path: Path) -> None:
-    """Have what is written of a file or directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}")
-    building.write_bytes(content)
-    sync(building)
-    building.rename(path)
-    sync(path.parent)

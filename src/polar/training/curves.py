@@ -5,25 +5,32 @@ from pathlib import Path
 
 import numpy as np
 
+from polar.errors import UsageError
 from polar.training.batch import Float64Array
 from polar.training.metrics import FILE, read
 
 METRICS = ("reward", "pass@1", "delta", "entropy", "grad_norm", "staleness", "trained_share", "engine_busy")
 SMOOTHED_OVER = 5  # steps
+ENDINGS = (".png", ".svg", ".pdf")
 
 
 def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path) -> list[str]:
-    """Draw a panel for each metric that a run has, with a line for each run; the names of those drawn.
+    """Draw a panel for each metric that a run has, a pale line for each run and a full one for its running mean; the names of
+    those drawn.
 
     Raises:
-        UsageError: a run has no metrics.
+        UsageError: a run has no metrics, or `out` cannot be written.
     """
+    lines = {label: read(run / FILE) for label, run in zip(_labels(runs), runs, strict=True)}
+    if out.suffix not in ENDINGS:
+        raise UsageError(f"{out}: expected a picture's name, that ends in {', '.join(ENDINGS)}")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out}: there is no directory {out.parent} to write it to; make it first")
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = {label: read(run / FILE) for label, run in zip(_labels(runs), runs, strict=True)}
     drawn = [name for name in metrics if any(name in line for found in lines.values() for line in found)]
     columns = min(2, len(drawn)) or 1
     rows = max(1, -(-len(drawn) // columns))
@@ -36,7 +43,7 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path) -> list[str]:
                 panel.plot(steps, values, color=f"C{place}", alpha=0.3, linewidth=1)
                 panel.plot(steps, smoothed(values), color=f"C{place}", label=run)
         panel.set_title(name, loc="left", fontsize=10)
-        panel.set_xlabel("step")
+        panel.set_xlabel(f"step (full lines: mean of {SMOOTHED_OVER})")
         panel.spines[["top", "right"]].set_visible(False)
     for panel in list(panels.flat)[len(drawn) :]:
         panel.set_visible(False)

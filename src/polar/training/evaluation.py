@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from polar.errors import UsageError
 from polar.specs import SamplingSpec, SessionResult, Task
-from polar.training.intervals import Interval, difference, mean_over_tasks, pass_at_k
+from polar.training.intervals import Groups, Interval, difference, pass_at_1, pass_at_k
 
 FILE = "evaluation.json"
+SOLVED = 1.0  # the reward from which on a session has solved its task
 
 
 class Evaluation(Struct, frozen=True):
@@ -37,20 +38,32 @@ class Evaluation(Struct, frozen=True):
         return sum(map(len, self.rewards.values()))
 
     @property
+    def solved(self) -> Groups:
+        """For each task, which of its sessions solved it."""
+        return [[reward >= SOLVED for reward in earned] for earned in self.rewards.values()]
+
+    @property
+    def reward(self) -> float:
+        """Mean over tasks of the mean reward."""
+        means = [sum(earned) / len(earned) for earned in self.rewards.values() if earned]
+        return sum(means) / len(means)
+
+    @property
     def pass_at_1(self) -> Interval:
-        """Mean reward over tasks."""
-        return mean_over_tasks([*self.rewards.values()])
+        return pass_at_1(self.solved)
 
     def at_k(self, k: int) -> float:
-        return pass_at_k([*self.rewards.values()], k)
+        return pass_at_k(self.solved, k)
 
 
 def evaluation(harness: str, model: str, tasks: Sequence[Task], results: Sequence[SessionResult]) -> Evaluation:
-    """Sum up the sessions of a harness.
+    """Sum up the sessions of a harness; samples that `tasks` do not ask for, though an earlier command did, are left out.
 
     Raises:
         UsageError: no session has a reward.
     """
+    asked = {task.id: task.samples for task in tasks}
+    results = [result for result in results if result.sample < asked[result.task_id]]
     rewards: dict[str, list[float]] = {task.id: [] for task in tasks}
     for result in results:
         if result.reward is not None:
@@ -70,20 +83,25 @@ def evaluation(harness: str, model: str, tasks: Sequence[Task], results: Sequenc
     )
 
 
-def gain(before: Evaluation, after: Evaluation) -> Interval:
-    """How much more was earned after, task by task.
+def check_alike(before: Evaluation, tasks: Sequence[Task]) -> None:
+    """Find out before anything is run whether an evaluation of `tasks` can be compared with an earlier one.
 
     Raises:
-        UsageError: the two are not of the same tasks, sampled alike, with as many sessions each.
+        UsageError: the earlier one is not of the same tasks, sampled alike, with as many sessions each.
     """
+    lost = f" ({before.without} sessions of the earlier one have no reward: its command retries them)" if before.without else ""
     for what, left, right in (
-        ("tasks", [*before.rewards], [*after.rewards]),
-        ("sampling parameters", before.sampling, after.sampling),
-        ("sessions a task", [*map(len, before.rewards.values())], [*map(len, after.rewards.values())]),
+        ("tasks", [*before.rewards], [task.id for task in tasks]),
+        ("sampling parameters", before.sampling, {task.id: task.sampling for task in tasks}),
+        ("sessions a task", [*map(len, before.rewards.values())], [task.samples for task in tasks]),
     ):
         if left != right:
-            raise UsageError(f"the two evaluations of {after.harness} cannot be compared: they differ in {what}")
-    return difference([*before.rewards.values()], [*after.rewards.values()])
+            raise UsageError(f"the two evaluations of {before.harness} cannot be compared: they differ in {what}{lost}")
+
+
+def gain(before: Evaluation, after: Evaluation) -> Interval:
+    """How much larger the share of solved sessions is after, over the same tasks."""
+    return difference(before.solved, after.solved)
 
 
 def write(folder: Path, found: Mapping[str, Evaluation]) -> None:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-DRAWS = 10_000
-Groups = Sequence[Sequence[float]]  # for each task, the rewards of its sessions
+from polar.training.batch import Float64Array
+
+Z = 1.959964  # two-sided, 95 %
+Groups = Sequence[Sequence[bool]]  # for each task, which of its sessions solved it
 
 
 class Interval(NamedTuple):
@@ -18,44 +20,58 @@ class Interval(NamedTuple):
     high: float
 
 
-def mean_over_tasks(groups: Groups, seed: int = 0) -> Interval:
-    """Mean of the tasks' mean rewards, with a percentile bootstrap over tasks (Efron 1979).
+def pass_at_1(groups: Groups) -> Interval:
+    """Mean over tasks of the share of sessions that solve a task, with Wilson's interval (1927) for clustered samples.
 
-    With one session a task, and rewards 0 or 1, the interval is Wilson's (1927), which holds near 0 and 1 too.
+    Wilson's n is the effective number of sessions, p(1 - p) / Var(mean of the tasks' shares), as Franco et al. (J. Survey Stat.
+    Methodol. 7, 2019) found it to hold also for few clusters and near 0 and 1. It is at least the number of tasks, which it is
+    too where nothing shows how alike a task's sessions are, and at most that of sessions.
 
     Raises:
         ValueError: there are no sessions.
     """
-    means = np.asarray([np.mean(group) for group in groups if len(group)], np.float64)
-    if len(means) == 0:
+    known = [group for group in groups if len(group)]
+    if not known:
         raise ValueError("expected at least one session with a reward")
-    if all(len(group) <= 1 for group in groups) and set(means.tolist()) <= {0.0, 1.0}:
-        return _wilson(int(means.sum()), len(means))
-    return _bootstrap(means, seed)
+    shares = _shares(known)
+    value = float(shares.mean())
+    spread = value * (1 - value)
+    tasks, sessions = len(shares), _sessions(known)
+    if tasks == 1 or spread == 0:
+        return _wilson(value, tasks)
+    variance = float(shares.var(ddof=1)) / tasks
+    return _wilson(value, min(sessions, max(tasks, spread / variance)) if variance else sessions)
 
 
-def difference(before: Groups, after: Groups, seed: int = 0) -> Interval:
-    """Mean over tasks of how much more a task's sessions earned after than before, with a bootstrap over tasks.
+def difference(before: Groups, after: Groups) -> Interval:
+    """How much larger `pass_at_1` is after than before, on the same tasks.
+
+    Newcombe's hybrid of the two intervals for paired proportions (Stat. Med. 17, 1998, method 10), by the correlation between
+    the tasks' shares, with his correction for continuity where it is positive.
 
     Raises:
         ValueError: the two do not have the same tasks, or a task has no session in one of them.
     """
     if len(before) != len(after) or not all(len(left) and len(right) for left, right in zip(before, after, strict=True)):
         raise ValueError("expected sessions of the same tasks before and after")
-    gains = np.asarray([np.mean(right) - np.mean(left) for left, right in zip(before, after, strict=True)], np.float64)
-    return _bootstrap(gains, seed)
+    old, new = pass_at_1(before), pass_at_1(after)
+    alike = _correlation(_shares(before), _shares(after), min(_sessions(before), _sessions(after)))
+    gained = new.value - old.value
+    below = _hybrid(new.value - new.low, old.high - old.value, alike)
+    above = _hybrid(new.high - new.value, old.value - old.low, alike)
+    return Interval(gained, gained - below, gained + above)
 
 
 def pass_at_k(groups: Groups, k: int) -> float:
     """The chance that at least one of k sessions of a task solves it: 1 - C(n - c, k) / C(n, k), over tasks with n ≥ k sessions
-    of which c did (the unbiased estimator of Chen et al. 2021, arXiv 2107.03374). A session solves with a reward of at least 1.
+    of which c did (the unbiased estimator of Chen et al. 2021, arXiv 2107.03374).
 
     Raises:
         ValueError: no task has k sessions.
     """
     chances = []
     for group in groups:
-        sessions, solved = len(group), sum(reward >= 1 for reward in group)
+        sessions, solved = len(group), sum(group)
         if sessions >= k:
             chances.append(1 - math.comb(sessions - solved, k) / math.comb(sessions, k))
     if not chances:
@@ -63,16 +79,28 @@ def pass_at_k(groups: Groups, k: int) -> float:
     return sum(chances) / len(chances)
 
 
-def _wilson(solved: int, sessions: int) -> Interval:
-    z = 1.959964
-    share = solved / sessions
-    centre = (share + z * z / (2 * sessions)) / (1 + z * z / sessions)
-    half = z * math.sqrt(share * (1 - share) / sessions + z * z / (4 * sessions * sessions)) / (1 + z * z / sessions)
+def _shares(groups: Groups) -> Float64Array:
+    return np.asarray([np.mean(group) for group in groups], np.float64)
+
+
+def _sessions(groups: Groups) -> int:
+    return sum(map(len, groups))
+
+
+def _wilson(share: float, sessions: float) -> Interval:
+    centre = (share + Z * Z / (2 * sessions)) / (1 + Z * Z / sessions)
+    half = Z * math.sqrt(share * (1 - share) / sessions + Z * Z / (4 * sessions * sessions)) / (1 + Z * Z / sessions)
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def _bootstrap(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], seed: int) -> Interval:
-    rng = np.random.default_rng(seed)
-    draws = np.concatenate([values[rng.integers(0, len(values), (100, len(values)))].mean(1) for _ in range(DRAWS // 100)])
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
+def _hybrid(of_new: float, of_old: float, alike: float) -> float:
+    return math.sqrt(of_new**2 - 2 * alike * of_new * of_old + of_old**2)
+
+
+def _correlation(left: Float64Array, right: Float64Array, sessions: int) -> float:
+    """Correlation of the tasks' shares; 0 where those of one side are all equal."""
+    spread = float(left.std() * right.std())
+    if spread == 0:
+        return 0.0
+    shared = float(np.mean((left - left.mean()) * (right - right.mean())))
+    return (max(0.0, shared - 1 / (2 * sessions)) if shared > 0 else shared) / spread

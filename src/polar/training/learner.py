@@ -108,6 +108,11 @@ class Learner:
             sums["entropy"] += float((share * scores.entropy).sum())
         return self._step(sums, lr)
 
+    def logprobs(self, forest: Forest) -> Float32Array:
+        """Log-probability of each of the forest's t trained tokens, float32[t]; nothing is learned."""
+        passes = layouts(forest, self._config.model.max_tokens, self.policy.packing)
+        return self._scored(np.ones(int(forest.loss_mask.sum()), np.float32), passes, lambda *given: self.policy(*given).logprobs)
+
     def save(self, directory: Path) -> None:
         """Write trained weights, optimiser and random state into a directory that exists; any number of processes reads it."""
         weights = {name: whole(each.detach()).cpu().contiguous() for name, each in self._trained.items()}

@@ -8,7 +8,7 @@ comes after them is rolled out anew.
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,9 +25,10 @@ from polar.rollout.runner import RunOptions, check_tasks, first, install, open_n
 from polar.specs import Task
 from polar.store.ledger import Ledger
 from polar.training.batch import Batch
-from polar.training.checkpoints import Checkpoints, Place, write_durably
+from polar.training.checkpoints import Checkpoints, Place
 from polar.training.config import TrainConfig
 from polar.training.distributed import joined
+from polar.training.durable import write_durably
 from polar.training.groups import Group, describe, make_batch
 from polar.training.leader import Leader, follow
 from polar.training.learner import Learner
@@ -98,11 +99,9 @@ async def train(config: TrainConfig, tasks: Sequence[Task], out: Path, watcher: 
     directory = await asyncio.to_thread(resolve, config.model.path)
     with joined() as ranks:
         learner = Leader(await asyncio.to_thread(_policy, config, directory), config, ranks)
-        run = _Run(config, tasks, folder, learner, watcher)
         try:
-            await run.go(directory)
+            await _Run(config, tasks, folder, learner, watcher).go(directory)
         finally:
-            run.metrics.close()
             await asyncio.to_thread(learner.dismiss)
     return folder
 
@@ -148,18 +147,18 @@ class _Run:
         self._learner = learner
         self._watcher = watcher
         self._checkpoints = Checkpoints(folder.checkpoints, config.run.keep)
-        self.metrics = Metrics(folder.path, config.run.log)
+        self._metrics: Metrics
         self._place = Place()
         self._since = time.time()
 
     async def go(self, directory: Path) -> None:
         self._place = await asyncio.to_thread(self._checkpoints.restore, self._learner)
-        self.metrics.resume(self._place.step)
         if self._place.step:
             self._watcher.note(f"going on after step {self._place.step}")
-        await self._replay()
-        if self._place.step < self._config.run.steps:
-            await self._train(directory)
+        with closing(Metrics(self._folder.path, self._config.run.log, self._place.step)) as self._metrics:
+            await self._replay()
+            if self._place.step < self._config.run.steps:
+                await self._train(directory)
         await asyncio.to_thread(self._learner.export, self._folder.model)
 
     async def _replay(self) -> None:
@@ -235,7 +234,7 @@ class _Run:
             values |= await publisher.publish(self._learner.export, step)
             values |= await asyncio.to_thread(self._busy, groups)
         self._place = Place(step, cursor)
-        self.metrics.write(step, values)  # before the checkpoint: a run that goes on drops lines after it, and never lacks one
+        self._metrics.write(step, values)  # before the checkpoint: a run that goes on drops lines after it, and never lacks one
         if step % self._config.run.checkpoint_every == 0 or step == self._config.run.steps:
             await asyncio.to_thread(self._checkpoints.write, self._learner, self._place)
         self._watcher.trained(step, self._config.run.steps, values)

@@ -1,6 +1,7 @@
 """Numbers of a run, a line for each step, and wherever else they are wanted."""
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from polar.errors import UsageError
+from polar.training.durable import write_durably
 
 FILE = "metrics.jsonl"
 Values = Mapping[str, float]
@@ -29,21 +31,21 @@ class Sink(Protocol):
 class Metrics:
     """The numbers of one run: `metrics.jsonl` in its folder, and sinks by name."""
 
-    def __init__(self, folder: Path, log: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, log: Sequence[str] = (), after: int = 0) -> None:
         """Go on with the file that is there.
+
+        Args:
+            after: the last step that counts; what was written of later ones is forgotten, for they are made again.
 
         Raises:
             UsageError: a sink's package is not installed.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / FILE
-        self._sinks: list[Sink] = [_SINKS[name](folder) for name in log]
-
-    def resume(self, step: int) -> None:
-        """Forget what was written of steps after `step`: they are made again."""
+        self._sinks: list[Sink] = [_SINKS[name](folder, after) for name in log]
         if self._path.exists():
-            kept = [msgspec.json.encode(line) + b"\n" for line in read(self._path) if line["step"] <= step]
-            self._path.write_bytes(b"".join(kept))
+            kept = [msgspec.json.encode(line) + b"\n" for line in read(self._path) if line["step"] <= after]
+            write_durably(self._path, b"".join(kept))
 
     def write(self, step: int, values: Values) -> None:
         """Write the numbers of a step; what is not finite becomes null."""
@@ -84,12 +86,12 @@ def read(path: Path) -> list[dict[str, float]]:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UsageError("log = tensorboard needs a package that is not installed: pip install tensorboard") from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)
 
     def write(self, step: int, values: Values) -> None:
         for name, value in values.items():
@@ -101,12 +103,12 @@ class _TensorBoard:
 
 
 class _WandB:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after: int) -> None:
         try:
             import wandb
         except ImportError:
             raise UsageError("log = wandb needs a package that is not installed: pip install wandb") from None
-        self._run = wandb.init(project="polar", name=folder.name, dir=str(folder), resume="allow", id=folder.name)
+        self._run = wandb.init(project="polar", name=folder.name, dir=str(folder), resume="allow", id=_wandb_id(folder))
 
     def write(self, step: int, values: Values) -> None:
         self._run.log(dict(values), step=step)
@@ -115,8 +117,16 @@ class _WandB:
         self._run.finish()
 
 
+def _wandb_id(folder: Path) -> str:
+    """The id of the folder's run, made up once: folders of one name are different runs, and a folder that is moved stays one."""
+    path = folder / "train" / "wandb_id"
+    if not path.exists():
+        write_durably(path, secrets.token_hex(8).encode())
+    return path.read_text()
+
+
 class _MLflow:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after: int) -> None:
         try:
             import mlflow
         except ImportError:
@@ -131,4 +141,4 @@ class _MLflow:
         self._mlflow.end_run()
 
 
-_SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+_SINKS: dict[str, Callable[[Path, int], Sink]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}

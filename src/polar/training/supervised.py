@@ -52,3 +52,13 @@ def supervise(learner: Learner, batches: Iterable[list[Forest]], spec: SftSpec, 
         metrics = learner.supervise(forest, weights, rate(spec, step))
         if told(step + 1, metrics | {"tokens_trained": float(learned), "tokens_computed": float(len(forest.ids))}):
             break
+
+
+def held_out_loss(learner: Learner, batches: Iterable[list[Forest]]) -> float:
+    """What `supervise` would lower, in nats a token, over batches that nothing is learned from."""
+    summed, tokens = 0.0, 0
+    for batch in batches:
+        logprobs = learner.logprobs(join(batch))
+        summed -= float(logprobs.sum(dtype=np.float64))
+        tokens += len(logprobs)
+    return summed / tokens

@@ -8,6 +8,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from polar.engines.protocol import Engine, WeightControl
@@ -33,7 +34,7 @@ class Publisher:
         """Have `save` write the weights, and the engine sample from them as `version`; seconds that it took.
 
         Raises:
-            EngineError: the engine did not take them. It was told to go on, under whatever it has: stop the run.
+            EngineError: as `load`.
         """
         began = time.perf_counter()
         directory = self._folder / f"{version:06}"
@@ -44,19 +45,41 @@ class Publisher:
         return {"seconds/save": saved - began, "seconds/publish": time.perf_counter() - saved}
 
     async def load(self, directory: Path, version: int) -> None:
-        """Have the engine sample from the weights in `directory` as `version`.
+        """Have the engine sample from the weights in `directory` as `version`. Who cancels waits until it does.
 
         Raises:
-            EngineError: as `publish`.
+            EngineError: it could not be paused, and goes on as before; or it did not take the weights, and stays paused, for
+                what it has may be half of them.
         """
+        loading = asyncio.create_task(self._load(directory, version))
+        cancelled = False
+        while not loading.done():
+            try:
+                await asyncio.wait([loading])
+            except asyncio.CancelledError:
+                cancelled = True
+        loading.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _load(self, directory: Path, version: int) -> None:
         engine = self._engine
-        await engine.pause("keep")
+        try:
+            await engine.pause("keep")
+        except EngineError:
+            with suppress(EngineError):  # of one that could not be paused either
+                await engine.resume()
+            raise
         try:
             await engine.reload_weights(str(directory))
             await engine.update_version(version)
             await self._forget_prefixes()
-        finally:
-            await engine.resume()
+        except EngineError as fault:
+            raise EngineError(
+                f"the engine did not take the weights of version {version} in {directory}, and stays paused, for it may have "
+                f"half of them: {fault}; restart it, and the same command goes on"
+            ) from fault
+        await engine.resume()
 
     async def _forget_prefixes(self) -> None:
         """An engine that salts its prefixes with the version never reuses old ones, and may keep them while calls hold them."""
