@@ -23,6 +23,7 @@ class Order(NamedTuple):
     what: Literal["update", "save", "restore", "export", "end"]
     batch: Batch | None = None
     directory: Path | None = None
+    adapter: bool = False
 
 
 class Leader(Learner):
@@ -48,10 +49,10 @@ class Leader(Learner):
             self._ranks.tell(Order("restore", directory=directory))
             super().restore(directory)
 
-    def export(self, directory: Path) -> None:
+    def export(self, directory: Path, adapter: bool = False) -> None:
         with self._turn:
-            self._ranks.tell(Order("export", directory=directory))
-            super().export(directory)
+            self._ranks.tell(Order("export", directory=directory, adapter=adapter))
+            super().export(directory, adapter)
 
     def dismiss(self) -> None:
         """Have the others end, after what is under way."""
@@ -75,7 +76,7 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                 learner.save(directory)
             case Order("restore", directory=Path() as directory):
                 learner.restore(directory)
-            case Order("export", directory=Path() as directory):
-                learner.export(directory)
+            case Order("export", directory=Path() as directory, adapter=adapter):
+                learner.export(directory, adapter)
             case _:
                 return

@@ -189,8 +189,8 @@ class _Run:
                 await ledger.add_task(task, position)
             await install(self._tasks, self._watcher)
             node = await stack.enter_async_context(open_node(options, folder, ledger, self._watcher))
-            publisher = Publisher(node.backend.policy.engine, self._folder.weights)
-            await publisher.publish(self._learner.export, self._place.step)
+            publisher = Publisher(node.backend.policy.engine, self._folder.weights, wanted.publish)
+            await publisher.publish(self._save, self._place.step)
             order = Order(self._tasks, self._config.tasks.seed, wanted.group_size)
             feed = Feed(Rollouts(node, order, wanted).group, wanted, self._place.cursor)
             stack.push_async_callback(feed.close)
@@ -232,13 +232,17 @@ class _Run:
         values = describe(groups, self._config.algorithm, batch) | spent
         values |= await self._updated(batch)
         if publisher is not None:
-            values |= await publisher.publish(self._learner.export, step)
+            values |= await publisher.publish(self._save, step)
             values |= await asyncio.to_thread(self._busy, groups)
         self._place = Place(step, cursor)
         self.metrics.write(step, values)  # before the checkpoint: a run that goes on drops lines after it, and never lacks one
         if step % self._config.run.checkpoint_every == 0 or step == self._config.run.steps:
             await asyncio.to_thread(self._checkpoints.write, self._learner, self._place)
         self._watcher.trained(step, self._config.run.steps, values)
+
+    def _save(self, directory: Path) -> None:
+        """Write what the engine is given."""
+        self._learner.export(directory, adapter=self._config.rollout.publish == "adapter")
 
     async def _updated(self, batch: Batch | None) -> dict[str, float]:
         if batch is None:

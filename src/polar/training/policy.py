@@ -81,6 +81,12 @@ class Policy(nn.Module):
                     shutil.copyfile(file, building / file.name)
             self._merged().save_pretrained(building, state_dict=self.weights())
 
+    def save_adapter(self, directory: Path) -> None:
+        """Write the LoRA adapter alone, as peft and vLLM read it; complete or not at all."""
+        with _replaced(directory) as building:
+            adapted: Any = self.model
+            adapted.save_pretrained(building, save_embedding_layers=False)
+
     def weights(self) -> dict[str, Tensor]:
         """All weights by their names in the stock model, LoRA merged."""
         return {name: tensor.detach().cpu() for name, tensor in self._merged().state_dict().items()}

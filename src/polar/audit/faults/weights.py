@@ -11,6 +11,7 @@ WEIGHTS = (
         (
             "tests/tokens/test_detectors.py::test_spans_that_leave_a_token_or_count_one_twice_are_refused",
             "tests/engines/test_vllm.py::TestWeights::test_an_update_in_mid_generation_keeps_both_versions",
+            "tests/engines/test_vllm_adapters.py::test_a_call_keeps_the_version_that_it_began_with",
             SAMPLED,
             DAMAGED,
         ),
