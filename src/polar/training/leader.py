@@ -10,7 +10,8 @@ from threading import Lock
 from typing import Literal, NamedTuple
 
 from polar.errors import CaptureError
-from polar.training.batch import Batch
+from polar.specs import Float32Array
+from polar.training.batch import Batch, Layout
 from polar.training.config import TrainConfig
 from polar.training.distributed import Ranks
 from polar.training.learner import Learner
@@ -20,8 +21,9 @@ from polar.training.policy import Policy
 class Order(NamedTuple):
     """What all do next."""
 
-    what: Literal["update", "save", "restore", "export", "end"]
+    what: Literal["update", "score", "save", "restore", "export", "end"]
     batch: Batch | None = None
+    layout: Layout | None = None
     directory: Path | None = None
     adapter: bool = False
 
@@ -38,6 +40,11 @@ class Leader(Learner):
             bare = replace(batch.forest, extras={})  # which may be large, and nothing is trained on them
             self._ranks.tell(Order("update", batch=replace(batch, forest=bare)))
             return super().update(batch)
+
+    def score(self, layout: Layout) -> Float32Array:
+        with self._turn:
+            self._ranks.tell(Order("score", layout=layout))
+            return super().score(layout)
 
     def save(self, directory: Path) -> None:
         with self._turn:
@@ -72,6 +79,8 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                     learner.update(batch)
                 except CaptureError:
                     continue
+            case Order("score", layout=Layout() as layout):
+                learner.score(layout)
             case Order("save", directory=Path() as directory):
                 learner.save(directory)
             case Order("restore", directory=Path() as directory):

@@ -108,6 +108,12 @@ class Learner:
             sums["entropy"] += float((share * scores.entropy).sum())
         return self._step(sums, lr)
 
+    @torch.no_grad()
+    def score(self, layout: Layout) -> Float32Array:
+        """Log-probabilities of a layout's trained tokens at temperature 1, float32[r]."""
+        values: Float32Array = self.policy(layout).logprobs.cpu().numpy()
+        return values
+
     def save(self, directory: Path) -> None:
         """Write trained weights, optimiser and random state into a directory that exists; any number of processes reads it."""
         weights = {name: whole(each.detach()).cpu().contiguous() for name, each in self._trained.items()}

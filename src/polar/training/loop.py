@@ -21,7 +21,7 @@ from polar.engines.embedded.models import resolve
 from polar.errors import InfrastructureError, PolarError, UsageError
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Observer
-from polar.rollout.runner import RunOptions, check_tasks, first, install, open_node
+from polar.rollout.runner import Node, RunOptions, check_tasks, first, install, open_node
 from polar.specs import Task
 from polar.store.ledger import Ledger
 from polar.training.batch import Batch
@@ -33,6 +33,7 @@ from polar.training.leader import Leader, follow
 from polar.training.learner import Learner
 from polar.training.metrics import Metrics
 from polar.training.policy import Policy, load_policy
+from polar.training.proof import prove_model
 from polar.training.rollouts import GroupRecord, Order, Rollouts, busy_seconds, recorded
 from polar.training.schedule import Cursor, Feed
 from polar.training.weights import Publisher
@@ -190,7 +191,11 @@ class _Run:
             await install(self._tasks, self._watcher)
             node = await stack.enter_async_context(open_node(options, folder, ledger, self._watcher))
             publisher = Publisher(node.backend.policy.engine, self._folder.weights, wanted.publish)
+            if not self._place.step:  # a wrong model is found before it is written over
+                await self._prove(node, str(directory))
             await publisher.publish(self._save, self._place.step)
+            if self._place.step:
+                await self._prove(node, f"those of step {self._place.step} in {self._folder.weights}")
             order = Order(self._tasks, self._config.tasks.seed, wanted.group_size)
             feed = Feed(Rollouts(node, order, wanted).group, wanted, self._place.cursor)
             stack.push_async_callback(feed.close)
@@ -201,6 +206,10 @@ class _Run:
                     watch.cancel()
             except* PolarError as errors:
                 raise first(errors) from None
+
+    async def _prove(self, node: Node, expected: str) -> None:
+        most = self._config.algorithm.max_delta
+        self._watcher.note(await prove_model(node.backend.policy, self._learner, expected, most))
 
     async def _steps(self, feed: Feed, publisher: Publisher) -> None:
         self._since = time.time()

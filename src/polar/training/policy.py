@@ -69,6 +69,11 @@ class Policy(nn.Module):
         if not self._spec.lora_rank and not self._reference:
             self._reference.append(deepcopy(self.model).requires_grad_(False).eval())
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids it knows."""
+        return int(self._causal(self.model).lm_head.weight.shape[0])
+
     def twin(self) -> "Policy":
         """A policy of its own, as this one was when it was loaded."""
         return load_policy(self._directory, self._spec)
