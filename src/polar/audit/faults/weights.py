@@ -33,7 +33,10 @@ WEIGHTS = (
         "a pause for an update blocks clients until they time out, or kills a harness",
         ("polar.gateway.app.KEEP_ALIVE_EVERY",),
         "the engine pauses in mid-generation and goes on; streams stay open with keep-alives, and no call fails",
-        ("tests/faults/test_weights.py::test_a_pause_in_mid_generation_keeps_the_stream_alive_and_both_versions",),
+        (
+            "tests/faults/test_weights.py::test_a_pause_in_mid_generation_keeps_the_stream_alive_and_both_versions",
+            "tests/e2e/test_weights_embedded.py::test_pi_works_through_two_updates_and_the_gates_accept_every_token",
+        ),
     ),
     Fault(
         "W04",
