@@ -28,6 +28,7 @@ def said(*words: str) -> tuple[int, str]:
         ("[model]\nlora = 4", "Object contains unknown field `lora` - at `$.model`"),
         ("[run]\nsteps = 'many'", "Expected `int`, got `str` - at `$.run.steps`"),
         ("[rollout]\nschedule = 'later'", "Invalid enum value 'later' - at `$.rollout.schedule`"),
+        ("[rollout]\npublish = 'adapter'", "expected lora_rank above 0 in [model]"),
         ("[model", "this is not TOML"),
     ],
 )

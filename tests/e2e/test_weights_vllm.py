@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -19,10 +20,11 @@ from polar.engines.protocol import ResolvedSampling
 from polar.engines.renderers import load_renderer
 from polar.engines.served import served
 from polar.engines.vllm import VllmEngine
+from polar.errors import EngineError
 from polar.gateway.gateway import gateway
 from polar.paths import cache_dir
 from polar.rollout.folder import RunFolder
-from polar.specs import Float32Array, HarnessSpec, Int32Array, SamplingSpec, Task, Timeouts
+from polar.specs import Float32Array, HarnessSpec, Int32Array, SamplingSpec, Task, Timeouts, VersionSpan
 from polar.store.captured import read_captured
 from polar.tokens.tree import TokenTree
 from polar.training.batch import Layout
@@ -55,6 +57,14 @@ def model(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("vllm") / "log"
     with vllm_server(model, log, "--max-model-len", "32768", "--max-num-seqs", "4") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def adapting(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM that takes adapters, two of them in one batch."""
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with vllm_server(model, log, "--max-model-len", "4096", "--max-num-seqs", "4", "--enable-lora", "--max-loras", "2") as url:
         yield url
 
 
@@ -119,6 +129,62 @@ async def test_an_update_in_mid_generation_shows_as_spans_and_the_rest_is_of_the
         old = load_policy(model, ModelSpec(str(model)))
         assert np.abs(logprobs(old, PROMPT, np.asarray(fresh, np.int32)) - np.asarray(told)).mean() > 1e-2
         assert len(list(tmp_path.iterdir())) == 2, "the newest two are kept"
+    finally:
+        await engine.close()
+
+
+async def sampled(engine: VllmEngine, name: str, tokens: int) -> tuple[Int32Array, Float32Array, tuple[VersionSpan, ...]]:
+    parts = [part async for part in engine.generate(name, PROMPT, ResolvedSampling(max_tokens=tokens))]
+    ids = np.asarray([token for part in parts for token in part.ids], np.int32)
+    return ids, np.asarray([value for part in parts for value in part.logprobs], np.float32), parts[-1].versions
+
+
+async def test_an_adapter_serves_what_begins_and_a_running_call_ends_under_its_own(
+    adapting: str, model: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    spec = ModelSpec(str(model), lora_rank=8)
+    old, new = load_policy(model, spec), load_policy(model, spec)
+    for policy, size in ((old, 0.05), (new, 0.1)):
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(0, size)
+    engine = VllmEngine(adapting)
+    try:
+        await engine.info()
+        publisher = Publisher(engine, tmp_path, "adapter")
+        await publisher.publish(old.save_adapter, 1)
+        whole = np.concatenate([PROMPT, (await sampled(engine, "first", 16))[0]])
+        assert np.abs((await engine.score(whole))[-16:] - logprobs(old, PROMPT, whole[-16:])).max() < 1e-3
+        running = asyncio.create_task(sampled(engine, "running", 300))
+        await asyncio.sleep(1)
+        spent = await publisher.publish(new.save_adapter, 2)
+        assert spent["seconds/publish"] < 10
+        fresh, told, spans = await sampled(engine, "fresh", 32)
+        assert not running.done(), "a call of the new version need not wait for those of the old one"
+        assert spans == (VersionSpan(0, 32, 2),)
+        assert np.abs(logprobs(new, PROMPT, fresh) - told).max() < 1e-3, "no prefix of the old adapter is reused (W02)"
+        assert np.abs(logprobs(old, PROMPT, fresh) - told).mean() > 0.1
+        assert len([*engine.adapters]) == 2
+        ids, told, spans = await running
+        assert spans == (VersionSpan(0, 300, 1),)
+        assert np.abs(logprobs(old, PROMPT, ids) - told).max() < 1e-3, "all of it is of the adapter that it began with (W01)"
+        await publisher.publish(old.save_adapter, 3)
+        assert len([*engine.adapters]) == 1
+        async with aiohttp.request("GET", f"{adapting}/v1/models") as reply:
+            names = [each["id"] for each in (await reply.json())["data"]]
+        assert len(names) == 2, f"those that no call needs are unloaded: {names}"
+    finally:
+        await engine.close()
+
+
+async def test_a_vllm_without_adapters_says_how_to_start_it(vllm: str, model: Path, tmp_path: Path) -> None:
+    policy = load_policy(model, ModelSpec(str(model), lora_rank=8))
+    engine = VllmEngine(vllm)
+    try:
+        with pytest.raises(EngineError, match="start vLLM with --enable-lora"):
+            await Publisher(engine, tmp_path, "adapter").publish(policy.save_adapter, 1)
     finally:
         await engine.close()
 

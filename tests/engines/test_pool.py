@@ -155,6 +155,21 @@ async def test_who_was_away_gets_the_weights_of_the_others_before_any_work(token
         assert left.engine.version == right.engine.version == "7"
 
 
+async def test_who_was_away_gets_the_adapter_of_the_others(tokenizer: Tokenizer) -> None:
+    async with replicas(tokenizer, answer, answer) as (engines, (left, right)):
+        await left.stop()
+        for number in range(2):
+            await ask(engines, f"r{number}")
+        await engines.load_adapter("/adapters/7", 7)
+        await left.start()
+        await until(lambda: engines.stats()[0].alive)
+        loaded = [control for control in left.engine.controls if control.path == "/v1/load_lora_adapter"]
+        assert ['"/adapters/7"' in control.body for control in loaded] == [True]
+        assert engines.adapters == ("/adapters/7", "/adapters/7")
+        await left.stop()
+        await right.stop()
+
+
 async def test_what_was_begun_is_never_begun_again(tokenizer: Tokenizer) -> None:
     script = [lambda call: Scripted("half of this is lost", fault="die", delay_per_token=0.01), answer]
     async with replicas(tokenizer, *script) as (engines, (left, right)):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -144,6 +145,23 @@ def test_lora_changes_only_the_adapter_and_is_merged_when_saved(tmp_path: Path) 
     policy.save(tmp_path / "saved")
     merged = load_policy(tmp_path / "saved", ModelSpec())(layout).logprobs.detach()
     assert torch.allclose(merged, after, atol=1e-4)
+
+
+def test_an_adapter_is_saved_alone_and_is_what_was_trained(tmp_path: Path) -> None:
+    directory = tiny_dir(tmp_path / "model")
+    policy = load_policy(directory, ModelSpec(lora_rank=4))
+    with torch.no_grad():
+        for name, each in policy.named_parameters():
+            if "lora_B" in name:
+                each.normal_(0, 0.1)
+    policy.save_adapter(tmp_path / "saved")
+    policy.save_adapter(tmp_path / "saved")  # in the place of the first
+    assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert not list((tmp_path / "saved").glob("model*"))
+    again = PeftModel.from_pretrained(auto.from_pretrained(directory, dtype=torch.float32), tmp_path / "saved")
+    expected = {name: each for name, each in policy.model.state_dict().items() if "lora_" in name}
+    assert expected
+    assert all(torch.equal(again.state_dict()[name], each) for name, each in expected.items())
 
 
 def test_the_reference_stays_what_was_loaded(tmp_path: Path) -> None:

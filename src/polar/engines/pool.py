@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from polar.chat import ChatRequest
 from polar.engines.protocol import (
+    AdapterControl,
     Chatted,
     CountsPrompts,
     Engine,
@@ -81,6 +82,7 @@ class _Told:
 
     weights: str = ""
     version: int | None = None
+    adapter: tuple[str, int] | None = None
     paused: PauseMode | None = None
 
 
@@ -232,9 +234,24 @@ class EnginePool:
 
     async def reset_prefix_cache(self) -> None:
         """Forget cached prefixes, on all replicas (W02)."""
+        self._forget_seen()
+        await self._everywhere(lambda control: control.reset_prefix_cache())
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Directories of adapters that calls on any replica need, as a dead one will when it is back."""
+        engines = [each.engine for each in self._replicas if isinstance(each.engine, AdapterControl)]
+        return tuple(path for engine in engines for path in engine.adapters)
+
+    async def load_adapter(self, path: str, version: int) -> None:
+        """Have calls begin with an adapter, on all replicas; one that comes back loads it first."""
+        self._told = replace(self._told, adapter=(path, version))
+        self._forget_seen()
+        await self._everywhere(lambda control: _load_adapter(control, path, version))
+
+    def _forget_seen(self) -> None:
         for home in self._homes.values():
             home.seen = home.seen[:0]
-        await self._everywhere(lambda control: control.reset_prefix_cache())
 
     async def _stream(self, call: "_Call", ask: Callable[[Engine], AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
         """Each replica is asked once at most, the next one only when the last was found dead and had delivered nothing."""
@@ -385,8 +402,16 @@ async def _catch_up(engine: Engine, told: _Told) -> None:
     if told.version is not None:
         await engine.update_version(told.version)
         await engine.reset_prefix_cache()
+    if told.adapter is not None:
+        await _load_adapter(engine, *told.adapter)
     if told.paused is None:
         await engine.resume()
+
+
+async def _load_adapter(engine: object, path: str, version: int) -> None:
+    if not isinstance(engine, AdapterControl):
+        raise EngineRefusal("the engine takes no LoRA adapters")
+    await engine.load_adapter(path, version)
 
 
 def _same(left: EngineInfo, right: EngineInfo) -> bool:

@@ -185,3 +185,17 @@ class WeightControl(Protocol):
     async def reset_prefix_cache(self) -> None:
         """Forget cached prefixes, which old weights computed (W02)."""
         ...
+
+
+@runtime_checkable
+class AdapterControl(Protocol):
+    """An engine that takes LoRA adapters beside its weights. A running call keeps the one that it began with to its end."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Directories that have to stay: of adapters that running calls, or the next ones, need."""
+        ...
+
+    async def load_adapter(self, path: str, version: int) -> None:
+        """Have calls begin with the adapter in directory `path`, as policy `version`; older ones that no call needs go."""
+        ...

@@ -116,6 +116,8 @@ class ScriptedEngine:
             post("/update_weight_version", self._update_weight_version),
             post("/collective_rpc", self._collective_rpc),
             post("/reset_prefix_cache", self._reset_prefix_cache),
+            post("/v1/load_lora_adapter", self._take_adapter),
+            post("/v1/unload_lora_adapter", self._take_adapter),
         ]
 
     async def _generate(self, request: Request) -> Response:
@@ -171,7 +173,7 @@ class ScriptedEngine:
         call = self._policy.read(asked.request_id, prompt)
         probed = asked.request_id.startswith(SELF_TEST)
         script = self._probe(call) if probed else self._reply(call)
-        entry = Logged(asked.request_id, call.prompt_ids, cache_salt=asked.cache_salt)
+        entry = Logged(asked.request_id, call.prompt_ids, cache_salt=asked.cache_salt, model=asked.model)
         if not probed:
             self.log.append(entry)
         if script.fault == "http_500":
@@ -249,6 +251,10 @@ class ScriptedEngine:
     async def _reset_prefix_cache(self, request: Request) -> Response:
         await self._record(request)
         return answer({"success": True})
+
+    async def _take_adapter(self, request: Request) -> Response:
+        await self._record(request)
+        return Response("Success")
 
     async def _record(self, request: Request) -> Any:
         body = await request.body()

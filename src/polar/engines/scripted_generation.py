@@ -24,6 +24,7 @@ class Logged(Struct):
         freed_at: unix seconds at which the generation was over.
         cache_salt: what keeps its prefix from being shared; empty for nothing.
         experts_from: the token of the prompt from which on it was to tell experts.
+        model: the LoRA adapter that it asked for; empty for none.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class Logged(Struct):
     freed_at: float | None = None
     cache_salt: str = ""
     experts_from: int = 0
+    model: str = ""
 
 
 class Host(Protocol):

@@ -24,6 +24,7 @@ class Asked(Struct, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     request_id: str = field(default_factory=lambda: uuid4().hex)
     cache_salt: str = ""
+    model: str = ""
     stream: bool = False
 
 

@@ -65,6 +65,16 @@ async def self_test(engine: Engine, info: EngineInfo, renderer: Renderer | None)
     return tested
 
 
+async def sample(engine: Engine, info: EngineInfo, renderer: Renderer | None, max_tokens: int) -> Sampled:
+    """A reply of at most so many tokens, sampled at temperature 1 and held to nothing.
+
+    Raises:
+        EngineError: the engine is down.
+        CaptureError: the reply cannot be trusted.
+    """
+    return await _Asker(engine, info, renderer).ask("sample", max_tokens, 1.0)
+
+
 async def _prove(asker: "_Asker") -> SelfTest:
     plain, hot = await _both(asker.ask("plain", PLAIN_TOKENS, 1.0), asker.ask("hot", HOT_TOKENS, HOT))
     plain, hot = await _both(asker.scored(plain), asker.scored(hot))

@@ -19,6 +19,7 @@ from polar.engines.chat_wire import ChatReply, MessageWriter
 from polar.engines.http import CONTROL_SECONDS, RouteMissing, Server
 from polar.engines.protocol import Chatted, EngineInfo, Generated, LogprobsMode, PauseMode, ResolvedSampling
 from polar.engines.streaming import Reply
+from polar.engines.vllm_adapters import Adapter, Adapters
 from polar.engines.vllm_chat import CHAT, PromptMemory, chat_body, count_body
 from polar.engines.vllm_completions import COMPLETIONS, completion_body, scoring_body
 from polar.engines.vllm_extras import ROUTED_EXPERTS
@@ -64,6 +65,7 @@ class VllmEngine:
         self._prompts = PromptMemory()
         self._messages = MessageWriter("reasoning")
         self._versions = Versions(self._weight_version)
+        self._adapters = Adapters(self._server)
         self._aborting: set[asyncio.Task[None]] = set()
         self._has_token_route = True  # until `info` finds out
         self._routes = False  # it was seen to tell which experts it chose
@@ -85,23 +87,26 @@ class VllmEngine:
                 log-probabilities that do not belong together (T08).
             CaptureError: W01, new weights came in the course of a generation on `/v1/completions`, which tells no versions.
         """
-        before = None
         if self._has_token_route:
             wire_id, path, write = f"generate-tokens-{request_id}", GENERATE, self._generate_body
         else:
             wire_id, path, write = f"cmpl-{request_id}-0", COMPLETIONS, self._completion_body
-            before = await self._versions.before()
         stream = TokenStream()
-        try:
-            async with self._server.opened("POST", path, lambda: write(request_id, prompt_ids, sampling)) as reply:
-                while data := await reply.read():
-                    if (generated := stream.feed(data)) is not None:
-                        yield generated
-                last = stream.end()
-        except BaseException:
-            self._abort_soon(wire_id)
-            raise
-        if before is not None:
+        with self._adapters.call() as adapter:
+            before = None if adapter or self._has_token_route else await self._versions.before()
+            model = adapter.name if adapter else None
+            try:
+                async with self._server.opened("POST", path, lambda: write(request_id, prompt_ids, sampling, model)) as reply:
+                    while data := await reply.read():
+                        if (generated := stream.feed(data)) is not None:
+                            yield generated
+                    last = stream.end()
+            except BaseException:
+                self._abort_soon(wire_id)
+                raise
+        if adapter is not None:
+            last = structs.replace(last, versions=adapter.spans(stream.sampled))
+        elif before is not None:
             last = structs.replace(last, versions=await self._versions.since(before, stream.sampled))
         elif last.versions:
             self._versions.seen(last.versions[-1].policy_version)
@@ -117,20 +122,22 @@ class VllmEngine:
             EngineError: as in `generate`.
             CaptureError: W01, new weights came in the course of the generation: this route tells no versions.
         """
-        before, streamed = await self._versions.before(), request.stream
+        streamed = request.stream
         reply = ChatReply(lambda text: self._prompts.read(session_id, text))
-        try:
-            with self._server.faults(), closing(await self._chat_begun(request_id, request, sampling)) as answer:
-                del request  # the history is not held while the server works
-                if not streamed:
-                    reply.whole(await answer.read_all())
-                while data := await answer.read():
-                    if (chatted := reply.feed(data)) is not None:
-                        yield chatted
-        except BaseException:
-            self._abort_soon(f"chatcmpl-{request_id}")
-            raise
-        yield reply.end(await self._versions.since(before, reply.sampled))
+        with self._adapters.call() as adapter:
+            before = 0 if adapter else await self._versions.before()
+            try:
+                with self._server.faults(), closing(await self._chat_begun(request_id, request, sampling, adapter)) as answer:
+                    del request  # the history is not held while the server works
+                    if not streamed:
+                        reply.whole(await answer.read_all())
+                    while data := await answer.read():
+                        if (chatted := reply.feed(data)) is not None:
+                            yield chatted
+            except BaseException:
+                self._abort_soon(f"chatcmpl-{request_id}")
+                raise
+        yield reply.end(adapter.spans(reply.sampled) if adapter else await self._versions.since(before, reply.sampled))
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation; its stream ends with finish `abort`. An unknown id is no error."""
@@ -172,12 +179,12 @@ class VllmEngine:
 
         vLLM needs room for one more token, so `ids` must be shorter than its context.
         """
-        prompt = self._ids.encode(ids)
+        prompt, model = self._ids.encode(ids), self._adapters.newest
         if self._has_token_route:
             params = SamplingParams(max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, prompt_logprobs=0)
-            answer = await self._server.post(GENERATE, _ENCODER.encode(GenerateRequest(prompt, params)))
+            answer = await self._server.post(GENERATE, _ENCODER.encode(GenerateRequest(prompt, params, model=model)))
         else:
-            answer = await self._server.post(COMPLETIONS, scoring_body(prompt))
+            answer = await self._server.post(COMPLETIONS, scoring_body(prompt, model))
         with self._server.faults():
             scored = msgspec.json.decode(answer, type=Scored).entries
         try:
@@ -226,6 +233,15 @@ class VllmEngine:
         if not success:
             raise EngineError(f"the engine at {self.url} did not reset its prefix cache: a generation still holds blocks of it")
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Directories of the LoRA adapters that running calls, or the next ones, need."""
+        return self._adapters.paths
+
+    async def load_adapter(self, path: str, version: int) -> None:
+        """Have calls begin with the LoRA adapter in directory `path`, as policy `version`; see `AdapterControl`."""
+        await self._adapters.load(path, version)
+
     async def close(self) -> None:
         """Give back connections; aborts on their way get a moment to arrive."""
         if self._aborting:
@@ -234,13 +250,16 @@ class VllmEngine:
                 task.cancel()
         self._server.close()
 
-    async def _chat_begun(self, request_id: str, request: ChatRequest, sampling: ResolvedSampling) -> Reply:
+    async def _chat_begun(
+        self, request_id: str, request: ChatRequest, sampling: ResolvedSampling, adapter: Adapter | None
+    ) -> Reply:
         def write() -> bytes:
-            return chat_body(request_id, request, self._messages.write(request.messages), sampling, self._salt())
+            messages = self._messages.write(request.messages)
+            return chat_body(request_id, request, messages, sampling, self._salt(), adapter.name if adapter else None)
 
         return await self._server.begun("POST", CHAT, write)
 
-    def _generate_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling) -> bytes:
+    def _generate_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling, model: str | None) -> bytes:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -252,10 +271,10 @@ class VllmEngine:
             routed_experts_prompt_start=len(prompt_ids) - 1 if self._routes else 0,  # only what sampled, of a long prompt
         )
         ids = self._ids.encode(prompt_ids)
-        return _ENCODER.encode(GenerateRequest(ids, params, request_id, self._salt(), True, StreamOptions()))
+        return _ENCODER.encode(GenerateRequest(ids, params, request_id, self._salt(), True, StreamOptions(), model))
 
-    def _completion_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling) -> bytes:
-        return completion_body(request_id, self._ids.encode(prompt_ids), sampling, self._salt())
+    def _completion_body(self, request_id: str, prompt_ids: Int32Array, sampling: ResolvedSampling, model: str | None) -> bytes:
+        return completion_body(request_id, self._ids.encode(prompt_ids), sampling, self._salt(), model)
 
     def _salt(self) -> str | None:
         """What keeps prefixes that old weights computed from being reused (W02), for a server that names its versions."""

@@ -41,10 +41,18 @@ class ChatBody(Struct, omit_defaults=True):
     cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    model: str | None = None
 
 
-def chat_body(request_id: str, request: ChatRequest, messages: Raw, sampling: ResolvedSampling, salt: str | None) -> bytes:
-    """One choice for a request with its `messages` as JSON, streamed if somebody reads along."""
+def chat_body(
+    request_id: str,
+    request: ChatRequest,
+    messages: Raw,
+    sampling: ResolvedSampling,
+    salt: str | None,
+    model: str | None = None,
+) -> bytes:
+    """One choice for a request with its `messages` as JSON, streamed if somebody reads along; `model` names an adapter."""
     body = ChatBody(
         messages=messages,
         max_tokens=sampling.max_tokens,
@@ -66,6 +74,7 @@ def chat_body(request_id: str, request: ChatRequest, messages: Raw, sampling: Re
         cache_salt=salt,
         stream=request.stream,
         stream_options=StreamOptions() if request.stream else None,
+        model=model,
     )
     return msgspec.json.encode(body)
 

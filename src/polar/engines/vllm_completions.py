@@ -33,10 +33,13 @@ class CompletionRequest(Struct, omit_defaults=True):
     cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    model: str | None = None
 
 
-def completion_body(request_id: str, prompt: Raw, sampling: ResolvedSampling, salt: str | None) -> bytes:
-    """A streamed generation from ids, which `prompt` holds as JSON."""
+def completion_body(
+    request_id: str, prompt: Raw, sampling: ResolvedSampling, salt: str | None, model: str | None = None
+) -> bytes:
+    """A streamed generation from ids, which `prompt` holds as JSON; `model` names an adapter."""
     request = CompletionRequest(
         prompt=prompt,
         max_tokens=sampling.max_tokens,
@@ -55,10 +58,11 @@ def completion_body(request_id: str, prompt: Raw, sampling: ResolvedSampling, sa
         cache_salt=salt,
         stream=True,
         stream_options=StreamOptions(),
+        model=model,
     )
     return msgspec.json.encode(request)
 
 
-def scoring_body(prompt: Raw) -> bytes:
+def scoring_body(prompt: Raw, model: str | None = None) -> bytes:
     """A request for the log-probabilities of a prompt."""
-    return msgspec.json.encode(CompletionRequest(prompt, 1, 1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, prompt_logprobs=0))
+    return msgspec.json.encode(CompletionRequest(prompt, 1, 1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, prompt_logprobs=0, model=model))

@@ -56,6 +56,7 @@ class GenerateRequest(Struct, omit_defaults=True):
     cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    model: str | None = None
 
 
 class _TokenLogprob(Struct, gc=False):

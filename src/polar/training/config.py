@@ -16,6 +16,7 @@ from polar.specs import SamplingSpec, TrainingPolicy
 Advantage = Literal["mean_std", "mean", "leave_one_out"]
 Aggregation = Literal["session", "token"]
 Schedule = Literal["sync", "one_step_off", "async"]
+Publish = Literal["merged", "adapter"]
 
 
 class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,6 +67,8 @@ class RolloutSpec(Struct, frozen=True, forbid_unknown_fields=True):
         groups: of a batch.
         schedule: `sync` makes a batch with the newest weights and trains on it; `one_step_off` makes the next while it trains;
             `async` never stops, and keeps what is at most `max_staleness` versions old.
+        publish: `merged` gives the engine all weights, and running calls go on under them; `adapter` gives it the LoRA adapter
+            alone, and running calls end under the one that they began with.
     """
 
     engine: str = "embedded"
@@ -76,6 +79,7 @@ class RolloutSpec(Struct, frozen=True, forbid_unknown_fields=True):
     groups: int = 4
     schedule: Schedule = "sync"
     max_staleness: int = 2
+    publish: Publish = "merged"
     policy: TrainingPolicy = TrainingPolicy()
 
 
@@ -155,10 +159,13 @@ def load_config(path: Path) -> TrainConfig:
         UsageError: with file, table and key.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), TrainConfig)
+        config = msgspec.convert(tomllib.loads(path.read_text()), TrainConfig)
     except OSError as fault:
         raise UsageError(f"{path}: it cannot be read: {fault.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
         raise UsageError(f"{path}: this is not TOML: {fault}") from None
     except msgspec.ValidationError as fault:
         raise UsageError(f"{path}: {fault}") from None
+    if config.rollout.publish == "adapter" and not config.model.lora_rank:
+        raise UsageError(f'{path}: publish = "adapter" in [rollout] needs a LoRA adapter: expected lora_rank above 0 in [model]')
+    return config

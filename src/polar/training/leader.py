@@ -10,7 +10,8 @@ from threading import Lock
 from typing import Literal, NamedTuple
 
 from polar.errors import CaptureError
-from polar.training.batch import Batch
+from polar.specs import Float32Array
+from polar.training.batch import Batch, Layout
 from polar.training.config import TrainConfig
 from polar.training.distributed import Ranks
 from polar.training.learner import Learner
@@ -20,9 +21,11 @@ from polar.training.policy import Policy
 class Order(NamedTuple):
     """What all do next."""
 
-    what: Literal["update", "save", "restore", "export", "end"]
+    what: Literal["update", "score", "save", "restore", "export", "end"]
     batch: Batch | None = None
+    layout: Layout | None = None
     directory: Path | None = None
+    adapter: bool = False
 
 
 class Leader(Learner):
@@ -38,6 +41,11 @@ class Leader(Learner):
             self._ranks.tell(Order("update", batch=replace(batch, forest=bare)))
             return super().update(batch)
 
+    def score(self, layout: Layout) -> Float32Array:
+        with self._turn:
+            self._ranks.tell(Order("score", layout=layout))
+            return super().score(layout)
+
     def save(self, directory: Path) -> None:
         with self._turn:
             self._ranks.tell(Order("save", directory=directory))
@@ -48,10 +56,10 @@ class Leader(Learner):
             self._ranks.tell(Order("restore", directory=directory))
             super().restore(directory)
 
-    def export(self, directory: Path) -> None:
+    def export(self, directory: Path, adapter: bool = False) -> None:
         with self._turn:
-            self._ranks.tell(Order("export", directory=directory))
-            super().export(directory)
+            self._ranks.tell(Order("export", directory=directory, adapter=adapter))
+            super().export(directory, adapter)
 
     def dismiss(self) -> None:
         """Have the others end, after what is under way."""
@@ -71,11 +79,13 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                     learner.update(batch)
                 except CaptureError:
                     continue
+            case Order("score", layout=Layout() as layout):
+                learner.score(layout)
             case Order("save", directory=Path() as directory):
                 learner.save(directory)
             case Order("restore", directory=Path() as directory):
                 learner.restore(directory)
-            case Order("export", directory=Path() as directory):
-                learner.export(directory)
+            case Order("export", directory=Path() as directory, adapter=adapter):
+                learner.export(directory, adapter)
             case _:
                 return

@@ -113,6 +113,12 @@ class Learner:
         passes = layouts(forest, self._config.model.max_tokens, self.policy.packing)
         return self._scored(np.ones(int(forest.loss_mask.sum()), np.float32), passes, lambda *given: self.policy(*given).logprobs)
 
+    @torch.no_grad()
+    def score(self, layout: Layout) -> Float32Array:
+        """Log-probabilities of a layout's trained tokens at temperature 1, float32[r]."""
+        values: Float32Array = self.policy(layout).logprobs.cpu().numpy()
+        return values
+
     def save(self, directory: Path) -> None:
         """Write trained weights, optimiser and random state into a directory that exists; any number of processes reads it."""
         weights = {name: whole(each.detach()).cpu().contiguous() for name, each in self._trained.items()}
@@ -140,16 +146,19 @@ class Learner:
         self.steps = state["steps"]
         torch.set_rng_state(state["rng"])
 
-    def export(self, directory: Path) -> None:
-        """Write the policy as a model directory that every engine can serve; see `Policy.save`."""
-        if self._ranks.world == 1:
-            self.policy.save(directory)
-            return
-        weights = {name: whole(each.detach()).cpu() for name, each in self._trained.items()}
-        if self._ranks.main:
-            twin = self.policy.twin()
-            twin.load_state_dict(weights, strict=False)
-            twin.save(directory)
+    def export(self, directory: Path, adapter: bool = False) -> None:
+        """Write the policy as a model directory that every engine can serve, or its LoRA adapter alone; see `Policy.save`."""
+        policy = self.policy
+        if self._ranks.world > 1:
+            weights = {name: whole(each.detach()).cpu() for name, each in self._trained.items()}
+            if not self._ranks.main:
+                return
+            policy = policy.twin()
+            policy.load_state_dict(weights, strict=False)
+        if adapter:
+            policy.save_adapter(directory)
+        else:
+            policy.save(directory)
 
     def _one_step(self, batch: Batch, known: Tokens, heat: Float32Array, passes: Sequence[Layout]) -> dict[str, float]:
         """All gradients in one go: the old log-probabilities are the new ones, whose ratio is 1 and whose slope is that of ρ."""

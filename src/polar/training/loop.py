@@ -21,7 +21,7 @@ from polar.engines.embedded.models import resolve
 from polar.errors import InfrastructureError, PolarError, UsageError
 from polar.rollout.folder import RunFolder
 from polar.rollout.observer import Observer
-from polar.rollout.runner import RunOptions, check_tasks, first, install, open_node
+from polar.rollout.runner import Node, RunOptions, check_tasks, first, install, open_node
 from polar.specs import Task
 from polar.store.ledger import Ledger
 from polar.training.batch import Batch
@@ -34,6 +34,7 @@ from polar.training.leader import Leader, follow
 from polar.training.learner import Learner
 from polar.training.metrics import Metrics
 from polar.training.policy import Policy, load_policy
+from polar.training.proof import prove_model
 from polar.training.rollouts import GroupRecord, Order, Rollouts, busy_seconds, recorded
 from polar.training.schedule import Cursor, Feed
 from polar.training.weights import Publisher
@@ -188,8 +189,12 @@ class _Run:
                 await ledger.add_task(task, position)
             await install(self._tasks, self._watcher)
             node = await stack.enter_async_context(open_node(options, folder, ledger, self._watcher))
-            publisher = Publisher(node.backend.policy.engine, self._folder.weights)
-            await publisher.publish(self._learner.export, self._place.step)
+            publisher = Publisher(node.backend.policy.engine, self._folder.weights, wanted.publish)
+            if not self._place.step:  # a wrong model is found before it is written over
+                await self._prove(node, str(directory))
+            await publisher.publish(self._save, self._place.step)
+            if self._place.step:
+                await self._prove(node, f"those of step {self._place.step} in {self._folder.weights}")
             order = Order(self._tasks, self._config.tasks.seed, wanted.group_size)
             feed = Feed(Rollouts(node, order, wanted).group, wanted, self._place.cursor)
             stack.push_async_callback(feed.close)
@@ -200,6 +205,10 @@ class _Run:
                     watch.cancel()
             except* PolarError as errors:
                 raise first(errors) from None
+
+    async def _prove(self, node: Node, expected: str) -> None:
+        most = self._config.algorithm.max_delta
+        self._watcher.note(await prove_model(node.backend.policy, self._learner, expected, most))
 
     async def _steps(self, feed: Feed, publisher: Publisher) -> None:
         self._since = time.time()
@@ -231,13 +240,17 @@ class _Run:
         values = describe(groups, self._config.algorithm, batch) | spent
         values |= await self._updated(batch)
         if publisher is not None:
-            values |= await publisher.publish(self._learner.export, step)
+            values |= await publisher.publish(self._save, step)
             values |= await asyncio.to_thread(self._busy, groups)
         self._place = Place(step, cursor)
         self._metrics.write(step, values)  # before the checkpoint: a run that goes on drops lines after it, and never lacks one
         if step % self._config.run.checkpoint_every == 0 or step == self._config.run.steps:
             await asyncio.to_thread(self._checkpoints.write, self._learner, self._place)
         self._watcher.trained(step, self._config.run.steps, values)
+
+    def _save(self, directory: Path) -> None:
+        """Write what the engine is given."""
+        self._learner.export(directory, adapter=self._config.rollout.publish == "adapter")
 
     async def _updated(self, batch: Batch | None) -> dict[str, float]:
         if batch is None:

@@ -69,6 +69,11 @@ class Policy(nn.Module):
         if not self._spec.lora_rank and not self._reference:
             self._reference.append(deepcopy(self.model).requires_grad_(False).eval())
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids it knows."""
+        return int(self._causal(self.model).lm_head.weight.shape[0])
+
     def twin(self) -> "Policy":
         """A policy of its own, as this one was when it was loaded."""
         return load_policy(self._directory, self._spec)
@@ -80,6 +85,12 @@ class Policy(nn.Module):
                 if file.is_file() and not any(file.match(pattern) for pattern in NOT_MODEL):
                     shutil.copyfile(file, building / file.name)
             self._merged().save_pretrained(building, state_dict=self.weights())
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the LoRA adapter alone, as peft and vLLM read it; complete or not at all."""
+        with _replaced(directory) as building:
+            adapted: Any = self.model
+            adapted.save_pretrained(building, save_embedding_layers=False)
 
     def weights(self) -> dict[str, Tensor]:
         """All weights by their names in the stock model, LoRA merged."""

@@ -1,7 +1,8 @@
 """New weights into an engine that serves: no call fails, and no token is sampled under weights with another name.
 
-The engine pauses where it is, loads, is told the version, forgets prefixes that old weights computed (W02), and goes on. A
-harness that waits meanwhile is held by the gateway's keep-alives (W03).
+Merged weights: the engine pauses where it is, loads, is told the version, forgets prefixes that old weights computed (W02), and
+goes on; a harness that waits meanwhile is held by the gateway's keep-alives (W03). A LoRA adapter alone is loaded beside the
+older ones, without a pause: calls in flight end under the one that they began with, and no version sees another's prefixes.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from polar.engines.protocol import Engine, WeightControl
+from polar.engines.protocol import AdapterControl, Engine, WeightControl
 from polar.errors import EngineError, UsageError
+from polar.training.config import Publish
 
 KEPT = 2  # directories of weights, so that an engine that starts anew can load the last
 
@@ -22,12 +24,18 @@ class Publisher:
 
     Args:
         folder: where weights are written, a directory a version; the engine has to see it under the same path.
+        publish: what is written, and how the engine takes it.
     """
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, publish: Publish = "merged") -> None:
         if not isinstance(engine, WeightControl):
             raise UsageError(f"the weights of {engine.name} cannot be changed: train with the embedded engine, vLLM or SGLang")
         self._engine: WeightControl = engine
+        self._adapters: AdapterControl | None = None
+        if publish == "adapter":
+            if not isinstance(engine, AdapterControl):
+                raise UsageError(f'{engine.name} takes no LoRA adapters: expected vLLM, or publish = "merged" in [rollout]')
+            self._adapters = engine
         self._folder = folder.absolute()
 
     async def publish(self, save: Callable[[Path], None], version: int) -> dict[str, float]:
@@ -63,6 +71,9 @@ class Publisher:
             raise asyncio.CancelledError
 
     async def _load(self, directory: Path, version: int) -> None:
+        if self._adapters is not None:
+            await self._adapters.load_adapter(str(directory), version)
+            return
         engine = self._engine
         try:
             await engine.pause("keep")
@@ -90,5 +101,7 @@ class Publisher:
                 raise
 
     def _forget_old(self) -> None:
+        needed = self._adapters.adapters if self._adapters else ()
         for directory in sorted(path for path in self._folder.iterdir() if path.name.isdigit())[:-KEPT]:
-            shutil.rmtree(directory, ignore_errors=True)
+            if str(directory) not in needed:
+                shutil.rmtree(directory, ignore_errors=True)

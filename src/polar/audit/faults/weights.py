@@ -11,6 +11,7 @@ WEIGHTS = (
         (
             "tests/tokens/test_detectors.py::test_spans_that_leave_a_token_or_count_one_twice_are_refused",
             "tests/engines/test_vllm.py::TestWeights::test_an_update_in_mid_generation_keeps_both_versions",
+            "tests/engines/test_vllm_adapters.py::test_a_call_keeps_the_version_that_it_began_with",
             SAMPLED,
             DAMAGED,
         ),
@@ -32,7 +33,10 @@ WEIGHTS = (
         "a pause for an update blocks clients until they time out, or kills a harness",
         ("polar.gateway.app.KEEP_ALIVE_EVERY",),
         "the engine pauses in mid-generation and goes on; streams stay open with keep-alives, and no call fails",
-        ("tests/faults/test_weights.py::test_a_pause_in_mid_generation_keeps_the_stream_alive_and_both_versions",),
+        (
+            "tests/faults/test_weights.py::test_a_pause_in_mid_generation_keeps_the_stream_alive_and_both_versions",
+            "tests/e2e/test_weights_embedded.py::test_pi_works_through_two_updates_and_the_gates_accept_every_token",
+        ),
     ),
     Fault(
         "W04",
