@@ -18,6 +18,7 @@ from polar.store.ledger import LedgerReader
 from tests.training.models import tiny_dir
 
 ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]  # the first one starts an engine, and a library that is slow to load
 STEPS, TASKS, GROUP = 2, 2, 4
 
 
@@ -66,7 +67,6 @@ def stored(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.heavy
 def test_the_loss_gets_the_stored_tokens_and_no_others(seen: list[dict[str, Any]], stored: list[dict[str, Any]]) -> None:
     assert len(seen) == STEPS * TASKS * GROUP
     exact = ("prompt_ids", "completion_ids", "mask", "logprobs", "step")
@@ -76,14 +76,12 @@ def test_the_loss_gets_the_stored_tokens_and_no_others(seen: list[dict[str, Any]
     assert any(0 in row["mask"] for row in seen), "there is context between sampled turns"
 
 
-@pytest.mark.heavy
 def test_a_group_is_what_trl_takes_for_one(seen: list[dict[str, Any]], stored: list[dict[str, Any]]) -> None:
     known = {str(row["completion_ids"]): row["advantage"] for row in stored}
     np.testing.assert_allclose([row["advantage"] for row in seen], [known[str(row["completion_ids"])] for row in seen], atol=1e-4)
     assert any(row["advantage"] for row in seen)
 
 
-@pytest.mark.heavy
 def test_trl_computes_what_the_engine_did_also_after_an_update(out: Path) -> None:
     steps = [line for line in json.loads((out / "logs.json").read_text()) if "loss" in line]
     assert len(steps) == STEPS

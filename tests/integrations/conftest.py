@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from polar.engines.scripted import Scripted, ScriptedCall, ScriptedEngine, scripted_server
 from polar.integrations.sampler import Sampler, sampler
+from polar.rollout.observer import Observer
 from polar.rollout.runner import RunOptions
 from polar.specs import HarnessSpec, Task
 from polar.trajectory.export import Exported
@@ -34,12 +35,12 @@ def sampling(tiny: Path) -> Sampling:
     """`with sampling(tasks, out) as sampler`: one that asks a scripted engine."""
 
     @contextmanager
-    def start(tasks: list[Task], out: Path) -> Iterator[Sampler]:
+    def start(tasks: list[Task], out: Path, observer: Observer | None = None) -> Iterator[Sampler]:
         engine = ScriptedEngine(Tokenizer.from_file(str(tiny / "tokenizer.json")), say, model_dir=tiny, max_model_len=2048)
         with (
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(scripted_server(engine)) as url,
-            sampler(tasks, RunOptions(out, url, sandbox="process", concurrency=4)) as made,
+            sampler(tasks, RunOptions(out, url, sandbox="process", concurrency=4), observer=observer) as made,
         ):
             yield made
 

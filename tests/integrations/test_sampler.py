@@ -1,5 +1,7 @@
 """A trainer calls for sessions, and waits."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from polar.audit.run import audit_run
 from polar.errors import InfrastructureError, UsageError
 from polar.rollout.folder import RunFolder
+from polar.rollout.observer import Silent
+from polar.specs import HarnessSpec, Stage, Task
 from polar.store.ledger import LedgerReader
 from polar.training.rollouts import ATTEMPTS
 from polar.trajectory.export import Exported
@@ -46,3 +50,21 @@ def test_sessions_that_all_fail_are_an_error_after_some_attempts(sampling: Sampl
     with sampling([silent()], tmp_path) as made, pytest.raises(InfrastructureError, match="none of 1 sessions.*no_model_calls"):
         made.sample(["silent"])
     assert len(LedgerReader.open(RunFolder(tmp_path).ledger).sessions()) == ATTEMPTS
+
+
+class Interrupting(Silent):
+    """Presses Ctrl-C when a session runs."""
+
+    def stage(self, session_id: str, task_id: str, sample: int, stage: Stage) -> None:
+        if stage == "running":
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_ends_the_sessions_before_it_is_raised(sampling: Sampling, tmp_path: Path) -> None:
+    slow = Task("slow", "say", harness=HarnessSpec("shell", {"command": "sleep 600"}))
+    with sampling([slow], tmp_path, Interrupting()) as made:
+        with pytest.raises(KeyboardInterrupt):
+            made.sample(["slow"])
+        (session,) = LedgerReader.open(RunFolder(tmp_path).ledger).sessions()
+        assert session.result is not None
+        assert session.result.status == "cancelled"

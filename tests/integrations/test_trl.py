@@ -1,7 +1,6 @@
 """What TRL gets of a session. TRL itself is in tests/e2e/test_trl.py."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,16 +10,8 @@ from polar.errors import CaptureError, UsageError
 from polar.integrations.sampler import Sampler
 from polar.integrations.trl import Rollouts, rows, session_reward
 from polar.trajectory.export import Exported
-from tests.test_docs import code_blocks
 
-ROOT = Path(__file__).parents[2]
 END = 258
-
-
-def test_the_example_is_what_the_heavy_test_runs() -> None:
-    (example,) = (text for kind, text in code_blocks((ROOT / "docs" / "integrations.md").read_text()) if "Rollouts" in text)
-    run = (ROOT / "tests" / "e2e" / "trl_steps.py").read_text().splitlines()
-    assert [line for line in example.splitlines() if line and line not in run] == []
 
 
 def test_a_row_has_the_ids_of_its_trace_and_its_mask(sessions: dict[str, Exported]) -> None:

@@ -5,9 +5,11 @@ What is sampled is an ordinary run: `polar show`, `polar audit` and `polar expor
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -25,6 +27,8 @@ from polar.training.weights import Publisher
 from polar.trajectory.builders import RESULT_BUILDER
 from polar.trajectory.exclusion import PLAIN
 from polar.trajectory.export import Exported
+
+Result = TypeVar("Result")
 
 
 class Sampler:
@@ -52,7 +56,7 @@ class Sampler:
         """
         if unknown := sorted(set(task_ids) - self._tasks.keys()):
             raise UsageError(f"expected ids of tasks, got {', '.join(map(repr, unknown))}; there are {', '.join(self._tasks)}")
-        return self._portal.call(self._sample, task_ids)
+        return self._done(lambda: self._sample(task_ids))
 
     def publish(self, save: Callable[[Path], None], version: int) -> None:
         """Have `save` write the weights, and the engine sample from them as `version`.
@@ -60,7 +64,25 @@ class Sampler:
         Raises:
             EngineError: the engine did not take them.
         """
-        self._portal.call(self._publisher.publish, save, version)
+        self._done(lambda: self._publisher.publish(save, version))
+
+    def _done(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Wait for `work` in the node's thread. An interrupt cancels it, and is raised once all of it has ended."""
+        ended = Event()
+
+        async def until_ended() -> Result:
+            try:
+                return await work()
+            finally:
+                ended.set()
+
+        running = self._portal.start_task_soon(until_ended)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            ended.wait()
+            raise
 
     async def _sample(self, task_ids: Sequence[str]) -> list[Exported]:
         try:
