@@ -23,8 +23,17 @@ LLAMA_CPP_VERSION := 2026.10.11549
 LLAMA_CPP_VENV := $(POLAR_CACHE)/llama-cpp-$(LLAMA_CPP_VERSION)
 LLAMA_CPP_READY := $(LLAMA_CPP_VENV)/.ready
 
+# Other trainers for them, each in an environment of its own, 1.2 and 1.6 GB: verl needs an older transformers. Both have Polar
+# and what it depends on; the tests run the code of the clone.
+TRL_VERSION := 1.16.0
+TRL_VENV := $(POLAR_CACHE)/trl-$(TRL_VERSION)
+TRL_READY := $(TRL_VENV)/.ready
+VERL_VERSION := 0.9.1
+VERL_VENV := $(POLAR_CACHE)/verl-$(VERL_VERSION)
+VERL_READY := $(VERL_VENV)/.ready
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-harnesses harness-table drift-table lint format bench vllm llama-cpp clean
+.PHONY: help setup demo test test-all test-harnesses harness-table drift-table lint format bench vllm llama-cpp trl verl clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,8 +60,9 @@ demo: setup ## the main job: a small policy is trained by GRPO through a real co
 test: setup ## the tests, in ten minutes or less
 	@$(BIN)/pytest -m "not heavy and not wide"
 
-test-all: test vllm llama-cpp ## those, and the heavy ones: real vLLM and llama.cpp, seven harnesses in depth, all SDKs
-	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python POLAR_LLAMA_CPP_PYTHON=$(LLAMA_CPP_VENV)/bin/python $(BIN)/pytest -m heavy
+test-all: test vllm llama-cpp trl verl ## those, and the heavy ones: real vLLM, llama.cpp, TRL and verl, seven harnesses in depth, all SDKs
+	@POLAR_VLLM_PYTHON=$(VLLM_VENV)/bin/python POLAR_LLAMA_CPP_PYTHON=$(LLAMA_CPP_VENV)/bin/python \
+		POLAR_TRL_PYTHON=$(TRL_VENV)/bin/python POLAR_VERL_PYTHON=$(VERL_VENV)/bin/python $(BIN)/pytest -m heavy
 
 test-harnesses: setup ## the harnesses that nobody else tests: eight more installs, 3 GB, and Python 3.12 for two of them
 	@$(BIN)/pytest -m wide
@@ -95,6 +105,24 @@ $(LLAMA_CPP_READY):
 	@tools/venv.sh $(LLAMA_CPP_VENV)
 	@echo "Installing xllamacpp $(LLAMA_CPP_VERSION) into $(LLAMA_CPP_VENV)"
 	@tools/pip.sh $(LLAMA_CPP_VENV) xllamacpp==$(LLAMA_CPP_VERSION)
+	@touch $@
+
+trl: $(TRL_READY) ## install TRL for the heavy tests into $POLAR_CACHE
+	@:
+
+$(TRL_READY): pyproject.toml constraints.txt
+	@tools/venv.sh $(TRL_VENV)
+	@echo "Installing TRL $(TRL_VERSION) into $(TRL_VENV) (about two minutes, once)"
+	@tools/pip.sh $(TRL_VENV) --no-compile -c constraints.txt '.[engine,trl]'
+	@touch $@
+
+verl: $(VERL_READY) ## install verl for the heavy tests into $POLAR_CACHE
+	@:
+
+$(VERL_READY): pyproject.toml constraints-verl.txt
+	@tools/venv.sh $(VERL_VENV)
+	@echo "Installing verl $(VERL_VERSION) into $(VERL_VENV) (about three minutes, once)"
+	@tools/pip.sh $(VERL_VENV) --no-compile -c constraints-verl.txt verl==$(VERL_VERSION) .
 	@touch $@
 
 clean: ## remove .venv and all caches in the clone; runs/ and $POLAR_CACHE stay

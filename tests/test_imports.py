@@ -21,7 +21,8 @@ IO_MODULES = set(
     "shutil signal socket sqlite3 ssl starlette subprocess tempfile threading urllib uvicorn uvloop".split()
 )
 TORCH_MODULES = {"accelerate", "gguf", "peft", "torch", "transformers"}
-TORCH_HOMES = ("polar.engines.embedded", "polar.training", "polar.laptop")
+TORCH_HOMES = ("polar.engines.embedded", "polar.training", "polar.laptop", "polar.integrations")
+TRAINERS = {"ray", "tensordict", "trl", "verl"}
 ONLY = f"only {' and '.join(TORCH_HOMES)} may import"
 
 
@@ -69,6 +70,8 @@ def fault(importer: str, imported: str) -> str | None:
         return f"{room} is pure and may not import {top}"
     if top in TORCH_MODULES and not importer.startswith(TORCH_HOMES):
         return f"{ONLY} {top}"
+    if top in TRAINERS and room != "integrations":
+        return f"only integrations may import {top}"
     return None
 
 
@@ -116,6 +119,8 @@ def test_the_house_keeps_its_direction() -> None:
         ("dialects/a.py", "import asyncio.subprocess", "dialects is pure and may not import asyncio"),
         ("specs.py", "open('x')", "specs is pure and may not open files"),
         ("gateway/a.py", "import torch.nn", f"{ONLY} torch"),
+        ("training/a.py", "import polar.integrations.trl", "training comes before integrations and may not import it"),
+        ("training/a.py", "from verl import DataProto", "only integrations may import verl"),
         (
             "engines/vllm.py",
             "from transformers import x",

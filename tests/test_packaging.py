@@ -16,7 +16,7 @@ PIN = re.compile(r"([a-z0-9-]+)==\S+( ; .+)?")
 def test_every_dependency_is_pinned_and_no_host_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    for name in ("constraints.txt", "constraints-vllm.txt"):
+    for name in ("constraints.txt", "constraints-vllm.txt", "constraints-verl.txt"):
         lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
         pins = [PIN.fullmatch(line) for line in lines]
         assert [line for line, pin in zip(lines, pins, strict=True) if pin is None] == []

@@ -23,12 +23,17 @@ def temperatures(forest: Forest) -> Float32Array:
     Raises:
         CaptureError: L01, the tokens were sampled as the trainer cannot reproduce.
     """
-    values = np.asarray([_temperature(how) for how in forest.sampling] or [1.0], np.float32)
+    values = np.asarray([temperature(how) for how in forest.sampling] or [1.0], np.float32)
     per_token: Float32Array = values[np.repeat(forest.samplings, np.diff(forest.bounds))[forest.loss_mask.astype(bool)]]
     return per_token
 
 
-def _temperature(how: Sampling) -> float:
+def temperature(how: Sampling) -> float:
+    """Likewise, of one way of sampling.
+
+    Raises:
+        CaptureError: L01, as `temperatures`.
+    """
     if how.top_p != 1 or how.top_k > 0:
         raise CaptureError(
             "L01",
