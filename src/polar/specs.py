@@ -279,6 +279,9 @@ class Timing(Struct, frozen=True):
     scoring: float = 0.0
 
 
+SOLVED = 1.0  # the reward from which on a session has solved its task
+
+
 class SessionResult(Struct, frozen=True):
     """How a session ended. Its traces are built from the store when they are asked for.
 
@@ -301,6 +304,11 @@ class SessionResult(Struct, frozen=True):
     error_kind: str = ""
     sandbox: str = ""
     metadata: dict[str, str] = {}
+
+    @property
+    def solved(self) -> bool:
+        """Whether its reward is at least `SOLVED`."""
+        return self.reward is not None and self.reward >= SOLVED
 
     @property
     def own_findings(self) -> tuple[Finding, ...]:

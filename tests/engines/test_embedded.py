@@ -609,7 +609,7 @@ def test_smollm2_computes_what_the_package_s_file_does(smollm2: Path, reference:
 
 
 def test_an_unknown_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected 'smollm2', or a Hugging Face model directory"):
+    with pytest.raises(UsageError, match=r"expected 'laptop', 'smollm2', or a Hugging Face model directory"):
         resolve(str(tmp_path))
 
 

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 from polar.cli.console import count, output, plain
 from polar.cli.runs import Run
 from polar.errors import StoreError, UsageError
-from polar.specs import BuilderName, SessionResult, TrainingPolicy
+from polar.specs import SOLVED, BuilderName, SessionResult, TrainingPolicy
 from polar.store.capture import CaptureReader
 from polar.store.captured import trained_forest, trajectory
-from polar.training.evaluation import SOLVED
 from polar.trajectory.arrow import SCHEMA, table
 from polar.trajectory.export import Exported, session_json
 from polar.trajectory.forest import Forest

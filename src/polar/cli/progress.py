@@ -28,7 +28,7 @@ class Progress:
         self._sessions = 0
         self._done = 0
         self._stages: dict[str, Stage] = {}
-        self._rewards: list[float] = []
+        self._solved: list[bool] = []
         self._failed = 0
         self._tokens = 0
 
@@ -50,7 +50,7 @@ class Progress:
             self._failed += 1
         else:
             self._done += 1
-            self._rewards.append(result.reward)
+            self._solved.append(result.solved)
 
     @property
     def line(self) -> str:
@@ -59,8 +59,8 @@ class Progress:
         parts = [f"{self._done}/{self._sessions} sessions"]
         parts += [f"{stages[stage]} {stage}" for stage in BUSY if stages[stage]]
         parts.append(f"{count(self._tokens)} tokens sampled")
-        if self._rewards:
-            parts.append(f"pass rate {sum(self._rewards) / len(self._rewards):.2f}")
+        if self._solved:
+            parts.append(f"pass rate {sum(self._solved) / len(self._solved):.2f}")
         if self._failed:
             parts.append(f"{self._failed} failed")
         seconds = int(time.monotonic() - self._started)

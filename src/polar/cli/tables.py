@@ -15,7 +15,7 @@ STATUS_STYLE = {"completed": "green", "timed_out": "yellow", "failed": "red", "c
 
 
 def per_task(results: Sequence[SessionResult]) -> Table:
-    """A row per task, and their sum; pass@1 is the mean reward, with how many there are. Results of one task lie together."""
+    """A row per task, and their sum; pass@1 says of how many sessions it is. Results of one task lie together."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("task", overflow="fold", min_width=8)
     for name in ("pass@1", "calls", "sampled", "trained"):
@@ -31,9 +31,9 @@ def per_task(results: Sequence[SessionResult]) -> Table:
 
 
 def _cells(results: Sequence[SessionResult]) -> Iterator[str]:
-    rewards = [result.reward for result in results if result.reward is not None]
+    solved = [result.solved for result in results if result.reward is not None]
     accounting = total(results)
-    yield (f"{sum(rewards) / len(rewards):.2f}" if rewards else "–") + f" ({len(rewards)})"
+    yield (f"{sum(solved) / len(solved):.2f}" if solved else "–") + f" ({len(solved)})"
     yield count(sum(result.calls for result in results))
     yield count(accounting.sampled)
     yield count(accounting.trained)

@@ -39,9 +39,9 @@ class Run:
 
     @property
     def pass_at_1(self) -> float | None:
-        """Mean reward of the scored sessions; None where none was scored."""
-        rewards = [session.reward for session in self.sessions if session.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
+        """Share of solved ones among the scored sessions; None where none was scored."""
+        solved = [session.solved for session in self.sessions if session.reward is not None]
+        return sum(solved) / len(solved) if solved else None
 
     @property
     def accounting(self) -> Accounting:

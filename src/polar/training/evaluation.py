@@ -7,11 +7,10 @@ import msgspec
 from msgspec import Struct
 
 from polar.errors import UsageError
-from polar.specs import SamplingSpec, SessionResult, Task
+from polar.specs import SOLVED, SamplingSpec, SessionResult, Task
 from polar.training.intervals import Groups, Interval, difference, pass_at_1, pass_at_k
 
 FILE = "evaluation.json"
-SOLVED = 1.0  # the reward from which on a session has solved its task
 
 
 class Evaluation(Struct, frozen=True):

@@ -71,11 +71,11 @@ def make_batch(groups: Sequence[Group], spec: AlgorithmSpec, version: int) -> Ba
 
 
 def describe(groups: Sequence[Group], spec: AlgorithmSpec, batch: Batch | None) -> dict[str, float]:
-    """Metrics of what was rolled out. `pass@1` is the mean share of sessions with a reward of at least 1, `pass@k` the share of
+    """Metrics of what was rolled out. `pass@1` is the mean share of solved sessions, `pass@k` the share of
     groups that have one."""
     samples = [sample for group in groups for sample in group.samples]
     scored = [[sample for sample in group.samples if sample.result.reward is not None] for group in groups]
-    solved = [[(sample.result.reward or 0.0) >= 1 for sample in group] for group in scored if group]
+    solved = [[sample.result.solved for sample in group] for group in scored if group]
     rewards = [sample.result.reward or 0.0 for group in scored for sample in group]
     metrics = {
         "sessions": float(len(samples)),
