@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ class Interrupting(Silent):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """A shell's background job ignores them, and so does what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_ends_the_sessions_before_it_is_raised(sampling: Sampling, tmp_path: Path) -> None:
     slow = Task("slow", "say", harness=HarnessSpec("shell", {"command": "sleep 600"}))
     with sampling([slow], tmp_path, Interrupting()) as made:
