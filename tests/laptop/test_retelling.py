@@ -1,6 +1,7 @@
 """The expert's sessions told again, and the tokenizer that cuts them: a real harness's session is the material."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -109,3 +110,25 @@ def test_a_line_that_harnesses_always_send_is_one_token_and_a_date_is_not() -> N
     assert len(made.encode(static).ids) == 1
     assert len(made.encode("Date: 2038-07-21\n").ids) > 4
     assert made.decode(made.encode(static + "Date: 2038-07-21\n").ids) == static + "Date: 2038-07-21\n"
+
+
+def test_a_machine_is_another_one_all_through_a_session_and_no_other_word_changes() -> None:
+    shown = (
+        "Linux 6.18.44-fc #1 SMP x86_64\n<timezone>Etc/UTC</timezone>\n<cwd>/workspace</cwd>\n"
+        "- Docs: /root/a/harnesses/pi-1/docs\n"
+    )
+    story = STORIES["write"]
+    dialogue = Dialogue("pi", story, (Message("system", (TextPart(shown),)), Message("user", (TextPart(shown),))), ())
+    seen = set()
+    for seed in range(40):
+        first, again = (message.text for message in retold(dialogue, OTHERS["write"], random.Random(seed)).messages)
+        assert first == again
+        found = re.fullmatch(
+            r"Linux (\d\.\d+\.\d+) #\d+ SMP x86_64\n<timezone>([\w/]+)</timezone>\n<cwd>(\S*)/workspace</cwd>\n"
+            r"- Docs: (/\S+)/harnesses/pi-1/docs\n",
+            first,
+        )
+        assert found is not None
+        seen.add(found.groups())
+    assert len(seen) > 30
+    assert {place for _, _, place, _ in seen} > {""}

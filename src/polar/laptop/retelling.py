@@ -1,6 +1,6 @@
-"""A session of the expert told again with another story: the same harness, word for word, other names, texts and days.
+"""A session of the expert told again with another story: the same harness, word for word, other names, texts, days and machines.
 
-Nothing else than what the task and the day decide is changed, so that what a policy learns from is what the harness sends.
+Nothing else than what task, day and machine decide is changed, so that what a policy learns from is what the harness sends.
 """
 
 import random
@@ -13,20 +13,39 @@ from polar.tasks.workspace import Story
 
 MONTHS = "January February March April May June July August September October November December".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-_HEX = "0123456789abcdef"
 
-# What differs between days, machines and runs, in the words of the harnesses.
-_VOLATILE: tuple[tuple[re.Pattern[str], Callable[[random.Random], str]], ...] = (
+HOMES = ("/root", "/home/ana", "/home/dev", "/home/user", "/Users/kim", "/opt/run")
+ZONES = ("Etc/UTC", "Etc/UTC", "UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo")
+
+# What differs between days and machines, in the words of the harnesses; it is the same all through a session.
+_SETTING: tuple[tuple[re.Pattern[str], Callable[[random.Random], str]], ...] = (
     (re.compile(r"20\d\d-\d\d-\d\d"), lambda rng: f"20{rng.randint(25, 39)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
     (
         re.compile(rf"(?:{'|'.join(DAYS)}), (?:{'|'.join(MONTHS)}) \d+, 20\d\d"),
         lambda rng: f"{rng.choice(DAYS)}, {rng.choice(MONTHS)} {rng.randint(1, 28)}, 20{rng.randint(25, 39)}",
     ),
-    (re.compile(r"(?<=Chunk ID: )[0-9a-f]+"), lambda rng: "".join(rng.choices(_HEX, k=6))),
+    (re.compile(r"/[^\s:]+(?=/harnesses/)"), lambda rng: rng.choice(HOMES) + rng.choice(("/.cache/polar", "/cache", "/polar"))),
+    (
+        re.compile(r"(?<=Linux )\d+\.\d+\.\S+ #.*(?=\n)"),
+        lambda rng: f"{rng.randint(5, 6)}.{rng.randint(0, 18)}.{rng.randint(0, 99)} #{rng.randint(1, 99)} SMP x86_64",
+    ),
+    (re.compile(r"(?<=<timezone>)[\w/]+"), lambda rng: rng.choice(ZONES)),
+    (
+        re.compile(r"(?<![\w/])/workspace\b"),
+        lambda rng: "/workspace" if rng.random() < 0.75 else f"/tmp/{_hex(rng, 8)}/workspace",
+    ),
+)
+# What differs from one result to the next.
+_VOLATILE: tuple[tuple[re.Pattern[str], Callable[[random.Random], str]], ...] = (
+    (re.compile(r"(?<=Chunk ID: )[0-9a-f]+"), lambda rng: _hex(rng, 6)),
     (re.compile(r"(?<=Wall time: )[\d.]+"), lambda rng: f"{rng.choice((0.0, 0.0, rng.random())):.4f}"),
     (re.compile(r"(?<=Original token count: )\d+"), lambda rng: str(rng.randint(0, 30))),
     (re.compile(r"(?<=PGID: )\d+"), lambda rng: str(rng.randint(2, 400))),
 )
+
+
+def _hex(rng: random.Random, digits: int) -> str:
+    return "".join(rng.choices("0123456789abcdef", k=digits))
 
 
 def retold(dialogue: Dialogue, told: Story, rng: random.Random) -> Dialogue:
@@ -39,13 +58,13 @@ def retold(dialogue: Dialogue, told: Story, rng: random.Random) -> Dialogue:
         raise ValueError(f"a {dialogue.story.kind} dialogue cannot tell a {told.kind} story")
     words = _words(dialogue.story, told)
     pattern = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
-    days = [(volatile, draw(rng)) for volatile, draw in _VOLATILE[:2]]  # a day is the same all through a session
+    setting = [(found, draw(rng)) for found, draw in _SETTING]
 
     def say(text: str) -> str:
         text = pattern.sub(lambda match: words[match[0]], text)
-        for volatile, day in days:
-            text = volatile.sub(day, text)
-        for volatile, draw in _VOLATILE[2:]:
+        for found, drawn in setting:
+            text = found.sub(drawn, text)
+        for volatile, draw in _VOLATILE:
             pieces = volatile.split(text)
             text = "".join([pieces[0], *(draw(rng) + piece for piece in pieces[1:])])
         return text
