@@ -124,7 +124,7 @@ def test_a_machine_is_another_one_all_through_a_session_and_no_other_word_change
         first, again = (message.text for message in retold(dialogue, OTHERS["write"], random.Random(seed)).messages)
         assert first == again
         found = re.fullmatch(
-            r"Linux (\d\.\d+\.\d+) #\d+ SMP x86_64\n<timezone>([\w/]+)</timezone>\n<cwd>(\S*)/workspace</cwd>\n"
+            r"Linux (\d\.\d+\.\d+\S*) #\S+ SMP .* (?:x86_64|aarch64)\n<timezone>([\w/]+)</timezone>\n<cwd>(\S*)/workspace</cwd>\n"
             r"- Docs: (/\S+)/harnesses/pi-1/docs\n",
             first,
         )

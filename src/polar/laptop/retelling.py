@@ -25,10 +25,7 @@ _SETTING: tuple[tuple[re.Pattern[str], Callable[[random.Random], str]], ...] = (
         lambda rng: f"{rng.choice(DAYS)}, {rng.choice(MONTHS)} {rng.randint(1, 28)}, 20{rng.randint(25, 39)}",
     ),
     (re.compile(r"/[^\s:]+(?=/harnesses/)"), lambda rng: rng.choice(HOMES) + rng.choice(("/.cache/polar", "/cache", "/polar"))),
-    (
-        re.compile(r"(?<=Linux )\d+\.\d+\.\S+ #.*(?=\n)"),
-        lambda rng: f"{rng.randint(5, 6)}.{rng.randint(0, 18)}.{rng.randint(0, 99)} #{rng.randint(1, 99)} SMP x86_64",
-    ),
+    (re.compile(r"(?<=Linux )\d+\.\d+\.\S+ #.*(?=\n)"), lambda rng: _kernel(rng)),
     (re.compile(r"(?<=<timezone>)[\w/]+"), lambda rng: rng.choice(ZONES)),
     (
         re.compile(r"(?<![\w/])/workspace\b"),
@@ -42,6 +39,21 @@ _VOLATILE: tuple[tuple[re.Pattern[str], Callable[[random.Random], str]], ...] = 
     (re.compile(r"(?<=Original token count: )\d+"), lambda rng: str(rng.randint(0, 30))),
     (re.compile(r"(?<=PGID: )\d+"), lambda rng: str(rng.randint(2, 400))),
 )
+
+
+def _kernel(rng: random.Random) -> str:
+    """What `uname` says behind the system's name."""
+    more = rng.choice(
+        ("", "-generic", "-amd64", f"-{rng.randint(1, 120)}-generic", f"-fc-v{rng.randint(1, 999)}", f"-{_hex(rng, 6)}")
+    )
+    release = f"{rng.randint(4, 7)}.{rng.randint(0, 19)}.{rng.randint(0, 220)}{more}"
+    build = f"#{rng.randint(1, 200)}{rng.choice(('', '', '-Ubuntu', '~22.04.1-Ubuntu'))}"
+    kind = rng.choice(("SMP", "SMP PREEMPT", "SMP PREEMPT_DYNAMIC", "SMP PREEMPT_DYNAMIC"))
+    day = (
+        f"{rng.choice(DAYS)[:3]} {rng.choice(MONTHS)[:3]} {rng.randint(1, 28)} {rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00"
+    )
+    when = rng.choice((f"@{rng.randint(0, 9)}", f"{day} UTC 20{rng.randint(19, 29)}"))
+    return f"{release} {build} {kind} {when} {rng.choice(('x86_64', 'x86_64', 'aarch64'))}"
 
 
 def _hex(rng: random.Random, digits: int) -> str:
