@@ -58,8 +58,8 @@ def weights(folder: Path) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_as_one_does(model: Path, two: Path, tmp_path: Path, kind: str) -> None:
     live(made(model, kind), tmp_path)
-    assert apart(slopes(tmp_path / "half"), slopes(two / kind / "half")) < 1e-5
-    assert apart(weights(tmp_path / "end"), weights(two / kind / "end")) < 1e-5
+    assert apart(slopes(tmp_path / "half"), slopes(two / kind / "half")) < 1e-4
+    assert apart(weights(tmp_path / "end"), weights(two / kind / "end")) < 1e-4
     one, other = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two / kind))
     for mine, theirs in zip(one, other, strict=True):
         assert mine.keys() == theirs.keys()
