@@ -115,7 +115,7 @@ def test_a_line_that_harnesses_always_send_is_one_token_and_a_date_is_not() -> N
 def test_a_machine_is_another_one_all_through_a_session_and_no_other_word_changes() -> None:
     shown = (
         "Linux 6.18.44-fc #1 SMP x86_64\n<timezone>Etc/UTC</timezone>\n<cwd>/workspace</cwd>\n"
-        "- Docs: /root/a/harnesses/pi-1/docs\n"
+        "- Docs: /opt/a/harnesses/pi-1/docs\n"
     )
     story = STORIES["write"]
     dialogue = Dialogue("pi", story, (Message("system", (TextPart(shown),)), Message("user", (TextPart(shown),))), ())
